@@ -56,3 +56,10 @@ impl Default for Config {
         }
     }
 }
+
+impl Config {
+    /// Time between two runs of the timers.
+    pub(crate) fn timer_interval(&self) -> Duration {
+        (self.ping_after / 4).min(self.lost_after / 8).max(Duration::from_millis(1))
+    }
+}

@@ -6,7 +6,7 @@ use std::time::Duration;
 use ferrogin_libfabric::Error;
 use zerocopy::{Immutable, KnownLayout, TryFromBytes};
 
-use crate::proto::tags::LENGTH_BUFFER;
+use crate::carrier::tags::endpoint::LENGTH_BUFFER;
 
 /// Why a write, a read, a connect or a close failed. The messages name the peer.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -96,7 +96,7 @@ pub enum ChannelError {
     #[error("this is not a usable address of a channel listener: {what}")]
     BadAddress {
         /// What is wrong with it.
-        what: &'static str,
+        what: String,
     },
     /// The peer's address cannot be used.
     #[error("{peer} cannot be reached: {source}")]
@@ -223,6 +223,9 @@ pub enum Violation {
         /// How long this side waited.
         waited: Duration,
     },
+    /// A control message that is not one.
+    #[error("a control message is malformed")]
+    Control,
     /// A tag that no part of the protocol uses.
     #[error("a message arrived with the unknown tag {tag:#x}")]
     UnknownTag {

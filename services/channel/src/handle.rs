@@ -4,8 +4,8 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crate::pending::{Awaited, Cancel, Pending};
-use crate::proto::callback::{OpenDone, Opened, ReadDone};
 use crate::proto::wire::Address;
+use crate::proto::{OpenDone, Opened, ReadDone};
 use crate::shared::{Request, Shared};
 use crate::{ChannelError, Payload};
 

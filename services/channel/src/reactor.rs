@@ -11,9 +11,9 @@ use ferrogin_libfabric::{Error, bindings};
 use crate::carrier::{self, Closed};
 use crate::handle::{Channel, Listener};
 use crate::pending::{Awaited, Cancel, Pending};
-use crate::proto::callback::Callback;
+use crate::proto::Callback;
+use crate::proto::carrier::Carrier;
 use crate::proto::engine::Engine;
-use crate::proto::transport::Transport;
 use crate::proto::wire::Address;
 use crate::shared::{Shared, run};
 use crate::{ChannelError, Config};
@@ -95,7 +95,7 @@ fn poll_until_stopped(shared: &Shared, busy_poll: Duration, callbacks: &mut Vec<
     true
 }
 
-/// Ends all channels after a panic. The transport may be in any state, so it isn't used again, and memory that the provider may still use
+/// Ends all channels after a panic. The carrier may be in any state, so it isn't used again, and memory that the provider may still use
 /// is leaked.
 fn end_after_panic(shared: &Shared, callbacks: &mut Vec<Callback>) {
     let text = "it panicked; the panic hook has printed the message".to_owned();
@@ -103,7 +103,7 @@ fn end_after_panic(shared: &Shared, callbacks: &mut Vec<Callback>) {
     log::error!("{error}: all its channels end");
     {
         let mut engine = shared.engine();
-        mem::forget(engine.replace_transport(Box::new(Closed::new())));
+        mem::forget(engine.replace_carrier(Box::new(Closed::new())));
         engine.stop(&ChannelError::Endpoint(error));
         engine.take_callbacks(callbacks);
     }
@@ -128,10 +128,10 @@ fn stop_channels(shared: &Shared, callbacks: &mut Vec<Callback>) {
         engine.take_callbacks(callbacks);
         if engine.is_idle() || elapsed > CLOSE_LIMIT + STOP_LIMIT {
             engine.stop(&ChannelError::Stopped);
-            let transport = engine.replace_transport(Box::new(Closed::new()));
+            let carrier = engine.replace_carrier(Box::new(Closed::new()));
             engine.take_callbacks(callbacks);
             drop(engine);
-            drop(transport);
+            drop(carrier);
             run(callbacks.drain(..));
             return leave(shared, callbacks);
         }
@@ -174,13 +174,13 @@ impl Reactor {
     /// [`Error::NoMatch`] if the provider has no tagged messages that can carry a channel; an error if there is no libfabric, or from the
     /// provider or the system.
     pub fn open(config: &Config) -> Result<Self, Error> {
-        Self::with_transport(carrier::open(config)?, config)
+        Self::with_carrier(carrier::open(config)?, config)
     }
 
-    pub(crate) fn with_transport(transport: Box<dyn Transport>, config: &Config) -> Result<Self, Error> {
+    pub(crate) fn with_carrier(carrier: Box<dyn Carrier>, config: &Config) -> Result<Self, Error> {
         let failed = |call: &'static str| move |error: io::Error| Error::system(call, &error);
-        let provider = transport.properties().provider.clone();
-        let engine = Engine::new(transport, config.clone(), Instant::now());
+        let provider = carrier.properties().provider.clone();
+        let engine = Engine::new(carrier, config.clone(), Instant::now());
         let shared = Arc::new(Shared::new(engine).map_err(failed("eventfd"))?);
         let (of_thread, busy_poll) = (Arc::clone(&shared), config.busy_poll);
         let thread = thread::Builder::new()
@@ -212,9 +212,9 @@ impl Reactor {
     /// Opens a channel to the listener at `address`. `done` gets the channel, or why it did not open, within [`Config::connect_within`].
     pub fn connect_with(&self, address: &Address, done: impl FnOnce(Result<Channel, ChannelError>) + Send + 'static) {
         let done = Channel::opening(&self.shared, done);
-        let (start, limit) = (self.config.start_id, self.config.connect_within);
+        let limit = self.config.connect_within;
         let address = address.clone();
-        self.shared.request(move |engine| engine.connect(&address, start, limit, done));
+        self.shared.request(move |engine| engine.connect(&address, limit, done));
     }
 
     /// [`Reactor::connect_with`] as a future, which a thread can also block on.

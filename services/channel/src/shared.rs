@@ -16,8 +16,8 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use crate::Payload;
 use crate::parker::Parker;
-use crate::proto::callback::{Callback, ReadDone, WriteDone};
 use crate::proto::engine::Engine;
+use crate::proto::{Callback, ReadDone, WriteDone};
 
 const MAX_SLEEP: Duration = Duration::from_secs(3600);
 
@@ -217,12 +217,12 @@ impl Shared {
         if !self.has_requests() && !self.is_stopping() {
             let (has_work, fd, may_wait, limit) = {
                 let engine = self.engine();
-                let transport = engine.transport();
-                let wakes = transport.wakes().map(|at| at.saturating_duration_since(Instant::now()));
+                let carrier = engine.carrier();
+                let wakes = carrier.wakes().map(|at| at.saturating_duration_since(Instant::now()));
                 // The engine's clock advances in steps of a millisecond.
                 let limit =
                     engine.timer_interval().min(wakes.map_or(MAX_SLEEP, |wakes| wakes.max(Duration::from_millis(1))));
-                (engine.has_work(), transport.wait_fd(), transport.may_wait(), limit)
+                (engine.has_work(), carrier.wait_fd(), carrier.may_wait(), limit)
             };
             match fd {
                 _ if has_work => {}

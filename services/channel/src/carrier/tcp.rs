@@ -1,9 +1,8 @@
-//! Channels over TCP: one connection per channel, which carries nothing until both ends have proved that they know the listener's secret
+//! Messages over TCP: one connection per channel, which carries nothing until both ends have proved that they know the listener's secret
 //! ([`ferrogin_rendezvous`]).
 //!
-//! A connection carries [frames](frame). It's read all the time, so that control messages and the end of the connection are noticed even
-//! while nobody reads messages: a short message without a receive waits here, and a long one is offered, and sent once its receive is
-//! posted.
+//! A connection carries [frames](frame): control messages, and messages in order. It's read all the time, so that control messages and the
+//! end of the connection are noticed even while nobody reads messages; those wait here.
 
 mod frame;
 #[allow(unsafe_code)]
@@ -24,17 +23,16 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use crate::Payload;
+use crate::proto::carrier::{Carrier, Event, FirstIds, Hello, Loss, Peer, Progress, Properties};
 use crate::proto::name;
-use crate::proto::tags::Pattern;
-use crate::proto::transport::{Addr, Event, Properties, Receive, ReceiveResult, SendResult, Transport};
-use crate::proto::wire::{NAME_MAX, VERSION};
-use input::{Ended, Input, Shared};
-use output::Output;
+use crate::proto::wire::{Control, Kind, NAME_MAX, SHARED_LISTENER, TCP_VERSION, Transport};
+use crate::{Config, Payload};
+use input::{Arrived, Ended, Input, UNREAD_BYTES};
+use output::{Lent, Output};
 
 /// The domain that the proofs of a connection's secret are bound to.
-const DOMAIN: Domain = *b"channel\x06";
-const _: () = assert!(DOMAIN[7] == VERSION);
+const DOMAIN: Domain = *b"channel\x07";
+const _: () = assert!(DOMAIN[7] == TCP_VERSION);
 /// Length of the longest message in bytes.
 const MAX_MESSAGE: usize = 1 << 40;
 /// Bytes of one read whose destination isn't known yet.
@@ -42,11 +40,11 @@ const SCRATCH: usize = 64 << 10;
 /// How many socket events are taken at once.
 const BATCH: usize = 64;
 /// How long a peer may take to close a connection that this end has left.
-const LEAVE_LIMIT: Duration = Duration::from_secs(10);
+const LINGER: Duration = Duration::from_secs(10);
 /// How long the last messages may take when the endpoint is closed.
 const CLOSE_GRACE: Duration = Duration::from_millis(100);
 /// Time between two checks for connections that aren't proved or closed in time.
-const LOOK_EVERY: Duration = Duration::from_secs(1);
+const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// Marks a listener's number among those of connections.
 const LISTENER: u64 = 1 << 63;
 
@@ -59,15 +57,30 @@ enum Stage {
     Over,
 }
 
+/// The listener that accepted a connection.
+#[derive(Clone, Copy)]
+struct Entrance {
+    listener: u32,
+    secret: u64,
+}
+
 /// A connection to a peer.
 struct Connection {
     stage: Stage,
+    /// The listener whose secret the peer has proved, until its hello arrives.
+    entrance: Option<Entrance>,
     input: Input,
     output: Output,
+    last_heard: Instant,
     /// The output is waiting for room in the socket.
     is_blocked: bool,
     /// The channel has ended: what arrives is dropped, and at this time so is the connection.
-    leaves: Option<Instant>,
+    linger_until: Option<Instant>,
+}
+
+struct Listening {
+    socket: Listener,
+    secret: u64,
 }
 
 /// An endpoint over TCP.
@@ -75,18 +88,24 @@ pub(crate) struct Tcp {
     ready: Epoll,
     /// Addresses to listen on; port 0 stands for any.
     sources: Vec<SocketAddr>,
-    listeners: HashMap<u32, Listener>,
-    connections: HashMap<Addr, Connection>,
-    next: u64,
-    dials: Vec<(Addr, Dial)>,
-    shared: Shared,
+    listeners: HashMap<u32, Listening>,
+    connections: HashMap<Peer, Connection>,
+    next: u32,
+    dials: Vec<(Peer, Dial)>,
+    events: Vec<Event>,
     /// Connections with new output.
-    unsent: Vec<Addr>,
+    unsent: Vec<Peer>,
     scratch: Box<[u8]>,
+    /// Working lists of reads and writes.
+    arrived: Vec<Arrived>,
+    sent: Vec<Lent>,
     /// This process has no descriptor for another connection, so the listener's stays readable.
     no_descriptor: bool,
     now: Instant,
-    looked: Instant,
+    last_check: Instant,
+    /// Id of the first message to each peer, and length of the longest message from one, in bytes.
+    start_id: u32,
+    max_read: usize,
     properties: Properties,
 }
 
@@ -99,8 +118,8 @@ fn argument(what: String) -> Error {
 }
 
 /// Watches a connection's socket for `flags`.
-fn watch(ready: &Epoll, socket: impl AsFd, flags: EpollFlags, addr: Addr) -> Result<(), Error> {
-    let mut event = EpollEvent::new(flags, addr.0);
+fn watch(ready: &Epoll, socket: impl AsFd, flags: EpollFlags, peer: Peer) -> Result<(), Error> {
+    let mut event = EpollEvent::new(flags, peer.0.into());
     let watched = match ready.add(&socket, event) {
         Err(Errno::EEXIST) => ready.modify(&socket, &mut event),
         added => added,
@@ -128,7 +147,7 @@ fn sources(source: Option<&str>) -> Result<Vec<SocketAddr>, Error> {
 
 impl Tcp {
     /// Opens an endpoint at `source` that doesn't listen yet.
-    pub fn open(source: Option<&str>) -> Result<Self, Error> {
+    pub fn open(source: Option<&str>, config: &Config) -> Result<Self, Error> {
         let now = Instant::now();
         Ok(Self {
             ready: Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)
@@ -138,112 +157,166 @@ impl Tcp {
             connections: HashMap::new(),
             next: 0,
             dials: Vec::new(),
-            shared: Shared::default(),
+            events: Vec::new(),
             unsent: Vec::new(),
             scratch: vec![0; SCRATCH].into(),
+            arrived: Vec::new(),
+            sent: Vec::new(),
             no_descriptor: false,
             now,
-            looked: now,
-            properties: Properties::of_tcp(MAX_MESSAGE),
+            last_check: now,
+            start_id: config.start_id,
+            max_read: config.max_message.min(MAX_MESSAGE),
+            properties: Properties {
+                name: Box::default(),
+                provider: "tcp".to_owned(),
+                transport: Transport::Tcp,
+                max_message: MAX_MESSAGE,
+                unread_bytes: UNREAD_BYTES,
+            },
         })
     }
 
-    fn add(&mut self, stage: Stage) -> Addr {
-        let addr = Addr(self.next);
+    fn add(&mut self, stage: Stage, entrance: Option<Entrance>) -> Peer {
+        let peer = Peer(self.next);
         self.next += 1;
-        let (input, output) = (Input::new(addr), Output::default());
-        self.connections.insert(addr, Connection { stage, input, output, is_blocked: false, leaves: None });
-        addr
+        let connection = Connection {
+            stage,
+            entrance,
+            input: Input::new(self.max_read),
+            output: Output::default(),
+            last_heard: self.now,
+            is_blocked: false,
+            linger_until: None,
+        };
+        self.connections.insert(peer, connection);
+        peer
     }
 
     /// Starts to use the socket of a connection that has been made and proved.
-    fn begin(&mut self, addr: Addr, stream: ferrogin_rendezvous::Stream) {
-        let Some(connection) = self.connections.get_mut(&addr) else { return };
+    fn begin(&mut self, peer: Peer, stream: ferrogin_rendezvous::Stream) {
+        let Some(connection) = self.connections.get_mut(&peer) else { return };
         let Some(socket) = stream.into_tcp() else { return };
-        let added = watch(&self.ready, &socket, EpollFlags::EPOLLIN, addr);
+        let added = watch(&self.ready, &socket, EpollFlags::EPOLLIN, peer);
         connection.stage = Stage::Open(socket);
         match added {
-            Ok(()) => self.write(addr),
-            Err(error) => self.lose(addr, error),
+            Ok(()) => self.write_socket(peer),
+            Err(error) => self.lose(peer, error),
         }
     }
 
     /// Handles the end of a connection.
-    fn lose(&mut self, addr: Addr, error: Error) {
-        let Some(connection) = self.connections.get_mut(&addr) else { return };
+    fn lose(&mut self, peer: Peer, error: Error) {
+        let Some(connection) = self.connections.get_mut(&peer) else { return };
         if let Stage::Open(socket) = std::mem::replace(&mut connection.stage, Stage::Over) {
             // A copy of the descriptor in a child process would keep it registered.
             let _ = self.ready.delete(&socket);
         }
         connection.output = Output::default();
-        if connection.leaves.is_some() {
-            self.connections.remove(&addr);
+        if connection.linger_until.is_some() {
+            self.connections.remove(&peer);
         } else {
-            self.shared.events.push(Event::Lost { peer: addr, error });
+            self.events.push(Event::Lost { peer, loss: Loss::Connection(error) });
         }
     }
 
     /// Writes what the socket takes.
-    fn write(&mut self, addr: Addr) {
-        let Some(Connection { stage: Stage::Open(socket), output, is_blocked, leaves, .. }) =
-            self.connections.get_mut(&addr)
+    fn write_socket(&mut self, peer: Peer) {
+        let Self { connections, sent, events, .. } = self;
+        let Some(Connection { stage: Stage::Open(socket), output, is_blocked, linger_until, .. }) =
+            connections.get_mut(&peer)
         else {
             return;
         };
-        let sent = match output.write(socket, &mut self.shared.events) {
-            Ok(sent) => sent,
+        let written = output.write(socket, sent);
+        events.extend(sent.drain(..).map(|Lent { id, body }| Event::Sent { to: peer, id, body }));
+        let is_done = match written {
+            Ok(is_done) => is_done,
             // A read finds the end of the connection, after what arrived before it.
             Err(error) if matches!(error.kind(), BrokenPipe | ConnectionReset) => return *output = Output::default(),
-            Err(error) => return self.lose(addr, failed("send")(error)),
+            Err(error) => return self.lose(peer, failed("send")(error)),
         };
-        if sent && leaves.is_some() {
+        if is_done && linger_until.is_some() {
             let _ = socket.shutdown(Shutdown::Write);
         }
-        if *is_blocked == sent {
-            *is_blocked = !sent;
-            let flags = if sent { EpollFlags::EPOLLIN } else { EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT };
-            if let Err(error) = watch(&self.ready, socket, flags, addr) {
-                self.lose(addr, error);
+        if *is_blocked == is_done {
+            *is_blocked = !is_done;
+            let flags = if is_done { EpollFlags::EPOLLIN } else { EpollFlags::EPOLLIN | EpollFlags::EPOLLOUT };
+            if let Err(error) = watch(&self.ready, socket, flags, peer) {
+                self.lose(peer, error);
             }
         }
     }
 
     /// Reads what has arrived.
-    fn read(&mut self, addr: Addr) {
-        let Self { connections, scratch, shared, unsent, .. } = self;
-        let Some(Connection { stage: Stage::Open(socket), input, output, leaves, .. }) = connections.get_mut(&addr)
-        else {
-            return;
-        };
-        let result = match leaves {
+    fn read_socket(&mut self, peer: Peer) {
+        let Self { connections, scratch, arrived, now, .. } = self;
+        let Some(connection) = connections.get_mut(&peer) else { return };
+        let Connection { stage: Stage::Open(socket), input, output, linger_until, .. } = connection else { return };
+        let result = match linger_until {
             Some(_) => input::skip(socket, scratch),
-            None => input.read(socket, scratch, output, shared),
+            None => input.read(socket, scratch, arrived),
         };
-        if !output.is_empty() {
-            unsent.push(addr);
+        if !arrived.is_empty() {
+            connection.last_heard = *now;
         }
+        let is_too_long = output.is_too_long();
+        let mut arrived = std::mem::take(&mut self.arrived);
+        for frame in arrived.drain(..) {
+            match frame {
+                Arrived::Message(bytes) => self.events.push(Event::Message { from: peer, bytes }),
+                Arrived::Control(message) if message.kind == Kind::Hello => self.hello(peer, message),
+                Arrived::Control(message) => self.events.push(Event::Control(message)),
+            }
+        }
+        self.arrived = arrived;
         match result {
-            Ok(()) if output.is_too_long() => {
-                self.lose(addr, argument("it keeps asking for answers and reads none".to_owned()));
+            Ok(()) if is_too_long => {
+                self.lose(peer, argument("it keeps asking for answers and reads none".to_owned()));
             }
             Ok(()) => {}
             Err(Ended::Closed) => {
-                self.lose(addr, failed("recv")(io::Error::from_raw_os_error(bindings::FI_ECONNRESET)))
+                self.lose(peer, failed("recv")(io::Error::from_raw_os_error(bindings::FI_ECONNRESET)))
             }
-            Err(Ended::Failed(error)) => self.lose(addr, failed("recv")(error)),
-            Err(Ended::Malformed(what)) => self.lose(addr, argument(what.to_owned())),
+            Err(Ended::Failed(error)) => self.lose(peer, failed("recv")(error)),
+            Err(Ended::Malformed(what)) => self.lose(peer, argument(what.to_owned())),
+            Err(Ended::Violated(violation)) => {
+                self.events.push(Event::Lost { peer, loss: Loss::Violation(violation) });
+            }
+        }
+    }
+
+    /// Delivers the hello of a connection, if it's the first one and for the listener whose secret the peer has proved.
+    fn hello(&mut self, peer: Peer, message: Control) {
+        let Some(connection) = self.connections.get_mut(&peer) else { return };
+        let Stage::Open(socket) = &connection.stage else { return };
+        let is_for = |entrance: &Entrance| {
+            [entrance.listener, SHARED_LISTENER].contains(&message.to) && entrance.secret == message.secret
+        };
+        let Some(Entrance { listener, .. }) = connection.entrance.filter(is_for) else {
+            log::debug!("a hello without the secret of its listener, or a second one, was dropped");
+            return;
+        };
+        match socket.peer_addr() {
+            Ok(address) => {
+                connection.entrance = None;
+                let name = name::emit(&[address], NAME_MAX).into();
+                self.events.push(Event::Hello(Hello { peer, name, listener, message }));
+            }
+            Err(error) => log::warn!("a hello cannot be answered: getpeername: {error}"),
         }
     }
 
     /// Accepts connections.
-    fn accept(&mut self, number: u32) {
+    fn accept(&mut self, listener: u32) {
         loop {
-            let Some(listener) = self.listeners.get_mut(&number) else { return };
-            match listener.poll(self.now) {
+            let Some(Listening { socket, secret }) = self.listeners.get_mut(&listener) else { return };
+            match socket.poll(self.now) {
                 Ok(Some((stream, _))) => {
                     self.no_descriptor = false;
-                    let addr = self.add(Stage::Over);
-                    self.begin(addr, stream);
+                    let entrance = Entrance { listener, secret: *secret };
+                    let peer = self.add(Stage::Over, Some(entrance));
+                    self.begin(peer, stream);
                 }
                 Ok(None) => {
                     self.no_descriptor = false;
@@ -265,12 +338,12 @@ impl Tcp {
         let Self { connections, ready, now, .. } = self;
         let mut ended = Vec::new();
         let flags = |socket: &PollFd<'_>| EpollFlags::from_bits_truncate(socket.events().bits().into());
-        self.dials.retain_mut(|(addr, dial)| {
+        self.dials.retain_mut(|(peer, dial)| {
             let result = match dial.poll(*now) {
                 // The channel may have ended in the meantime.
-                _ if !connections.contains_key(addr) => return false,
+                _ if !connections.contains_key(peer) => return false,
                 Ok(None) if dial.is_refused() => Err(failed("connect")(dial.last_error())),
-                Ok(None) => match dial.interest().map_or(Ok(()), |socket| watch(ready, &socket, flags(&socket), *addr))
+                Ok(None) => match dial.interest().map_or(Ok(()), |socket| watch(ready, &socket, flags(&socket), *peer))
                 {
                     Ok(()) => return true,
                     Err(error) => Err(error),
@@ -278,27 +351,27 @@ impl Tcp {
                 Ok(Some(stream)) => Ok(stream),
                 Err(error) => Err(failed("connect")(error)),
             };
-            ended.push((*addr, result));
+            ended.push((*peer, result));
             false
         });
-        for (addr, result) in ended {
+        for (peer, result) in ended {
             match result {
-                Ok(stream) => self.begin(addr, stream),
-                Err(error) => self.lose(addr, error),
+                Ok(stream) => self.begin(peer, stream),
+                Err(error) => self.lose(peer, error),
             }
         }
     }
 
     /// Once in a while, gives up connections that aren't proved or closed in time.
-    fn look(&mut self) {
-        if self.now.duration_since(self.looked) < LOOK_EVERY {
+    fn check_timeouts(&mut self) {
+        if self.now.duration_since(self.last_check) < CHECK_INTERVAL {
             return;
         }
-        self.looked = self.now;
+        self.last_check = self.now;
         let numbers: Vec<u32> = self.listeners.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.accept(number));
         let now = self.now;
-        let overdue = |connection: &Connection| connection.leaves.is_some_and(|leaves| now >= leaves);
+        let overdue = |connection: &Connection| connection.linger_until.is_some_and(|until| now >= until);
         for (_, connection) in self.connections.extract_if(|_, connection| overdue(connection)) {
             if let Stage::Open(socket) = &connection.stage {
                 let _ = self.ready.delete(socket);
@@ -307,122 +380,97 @@ impl Tcp {
     }
 }
 
-impl Transport for Tcp {
+impl Carrier for Tcp {
     fn properties(&self) -> &Properties {
         &self.properties
     }
 
     fn listen(&mut self, number: u32, secret: u64) -> Result<Box<[u8]>, Error> {
-        let (listener, bound) = Listener::bind(&self.sources, DOMAIN, proof_secret(secret))
+        let (socket, bound) = Listener::bind(&self.sources, DOMAIN, proof_secret(secret))
             .map_err(|(address, error)| argument(format!("cannot listen on {address}: {error}")))?;
         let event = EpollEvent::new(EpollFlags::EPOLLIN, LISTENER | u64::from(number));
-        self.ready.add(&listener, event).map_err(|errno| failed("epoll_ctl")(errno.into()))?;
-        self.listeners.insert(number, listener);
+        self.ready.add(&socket, event).map_err(|errno| failed("epoll_ctl")(errno.into()))?;
+        self.listeners.insert(number, Listening { socket, secret });
         Ok(name::emit(&bound, NAME_MAX).into())
     }
 
     fn unlisten(&mut self, number: u32) {
-        if let Some(listener) = self.listeners.remove(&number) {
-            let _ = self.ready.delete(&listener);
+        if let Some(listening) = self.listeners.remove(&number) {
+            let _ = self.ready.delete(&listening.socket);
         }
     }
 
-    fn connect(&mut self, name: &[u8], secret: u64) -> Result<Addr, Error> {
+    fn connect(&mut self, name: &[u8], secret: u64) -> Result<Peer, Error> {
         let addresses: Vec<_> = name::parse(name).into_iter().map(Address::Tcp).collect();
         if addresses.is_empty() {
             return Err(argument("the address has no IP address and port".to_owned()));
         }
         let claim = Claim { rank: 0, nranks: 0, called: 0 };
-        let addr = self.add(Stage::Dialing);
-        self.dials.push((addr, Dial::new(addresses, DOMAIN, proof_secret(secret), claim)));
-        Ok(addr)
+        let peer = self.add(Stage::Dialing, None);
+        self.dials.push((peer, Dial::new(addresses, DOMAIN, proof_secret(secret), claim)));
+        Ok(peer)
     }
 
-    fn identify(&mut self, from: Option<Addr>, _: &[u8]) -> Result<(Addr, Box<[u8]>), Error> {
-        let connection = from.and_then(|from| Some((from, self.connections.get(&from)?)));
-        let Some((from, Connection { stage: Stage::Open(socket), .. })) = connection else {
-            return Err(argument("its connection has ended".to_owned()));
-        };
-        let peer = socket.peer_addr().map_err(failed("getpeername"))?;
-        Ok((from, name::emit(&[peer], NAME_MAX).into()))
+    fn send_hello(&mut self, to: Peer, hello: Control) {
+        self.send_control(to, Control { id: self.start_id, ..hello });
     }
 
-    fn disconnect(&mut self, peer: Addr) {
+    fn open(&mut self, peer: Peer, greeting: &Control) -> FirstIds {
+        if let Some(connection) = self.connections.get_mut(&peer) {
+            connection.input.start_at(greeting.id);
+        }
+        FirstIds { write: self.start_id, read: greeting.id }
+    }
+
+    fn close(&mut self, peer: Peer) {
         let Some(connection) = self.connections.get_mut(&peer) else { return };
         if !matches!(connection.stage, Stage::Open(_)) {
             self.connections.remove(&peer);
             return;
         }
-        connection.leaves = Some(self.now + LEAVE_LIMIT);
-        connection.input = Input::new(peer);
-        connection.output.drop_long();
+        connection.linger_until = Some(self.now + LINGER);
+        connection.input = Input::new(0);
+        connection.output.drop_queued();
         self.unsent.push(peer);
     }
 
-    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, _: bool) -> SendResult {
+    fn send_control(&mut self, to: Peer, message: Control) {
         match self.connections.get_mut(&to).filter(|connection| !matches!(connection.stage, Stage::Over)) {
-            None => SendResult::Failed(body, argument("its connection has ended".to_owned())),
+            None => {
+                let error = argument("its connection has ended".to_owned());
+                self.events.push(Event::Lost { peer: to, loss: Loss::Unreachable(error) });
+            }
             Some(connection) => {
+                connection.output.control(&message.emit(&[]));
                 self.unsent.push(to);
-                connection.output.send(tag, body, token)
             }
         }
+    }
+
+    fn send(&mut self, to: Peer, id: u32, body: Payload) -> Option<Payload> {
+        // The end of a connection is an event of its own.
+        let connection = self.connections.get_mut(&to).filter(|connection| !matches!(connection.stage, Stage::Over))?;
+        self.unsent.push(to);
+        connection.output.message(id, body)
+    }
+
+    fn stop_sending(&mut self, to: Peer) {
+        if let Some(connection) = self.connections.get_mut(&to) {
+            connection.output.drop_queued();
+        }
+    }
+
+    fn read(&mut self, from: Peer, buffer: Vec<u8>) {
+        let message = self.connections.get_mut(&from).and_then(|connection| connection.input.read_message(buffer));
+        self.events.extend(message.map(|bytes| Event::Message { from, bytes }));
     }
 
     fn flush(&mut self) {
-        for addr in std::mem::take(&mut self.unsent) {
-            if self.connections.get(&addr).is_some_and(|connection| !connection.is_blocked) {
-                self.write(addr);
+        for peer in std::mem::take(&mut self.unsent) {
+            if self.connections.get(&peer).is_some_and(|connection| !connection.is_blocked) {
+                self.write_socket(peer);
             }
         }
-    }
-
-    fn receive(&mut self, receive: Receive) -> ReceiveResult {
-        let Self { connections, shared, unsent, .. } = self;
-        match receive.from {
-            Some(from) => match connections.get_mut(&from) {
-                None => return ReceiveResult::Failed(receive.buffer, argument("its connection has ended".to_owned())),
-                Some(connection) => {
-                    connection.input.receive(receive, &mut connection.output, shared);
-                    if !connection.output.is_empty() {
-                        unsent.push(from);
-                    }
-                }
-            },
-            None => {
-                let mut left = Some(receive);
-                for (addr, connection) in connections {
-                    let Some(receive) = left.take() else { break };
-                    left = connection.input.receive_waiting(receive, &mut connection.output, shared);
-                    if left.is_none() && !connection.output.is_empty() {
-                        unsent.push(*addr);
-                    }
-                }
-                shared.any_source.extend(left);
-            }
-        }
-        ReceiveResult::Posted
-    }
-
-    fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool {
-        let found = match from {
-            Some(from) => {
-                self.connections.get(&from).and_then(|connection| Some((from, connection.input.peek(pattern)?)))
-            }
-            None => {
-                self.connections.iter().find_map(|(addr, connection)| Some((*addr, connection.input.peek(pattern)?)))
-            }
-        };
-        let found = found.map(|(addr, tag)| (tag, Some(addr)));
-        self.shared.events.push(Event::Peeked { token, found });
-        true
-    }
-
-    fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
-        for connection in self.connections.values_mut() {
-            connection.input.cancel(which, &mut self.shared);
-        }
-        self.shared.cancel(which);
     }
 
     fn poll(&mut self, now: Instant, events: &mut Vec<Event>) -> Result<(), Error> {
@@ -434,21 +482,31 @@ impl Transport for Tcp {
             Err(errno) => return Err(failed("epoll_wait")(errno.into())),
         };
         for event in &batch[..ready] {
-            let addr = Addr(event.data());
-            if addr.0 & LISTENER != 0 {
-                self.accept(addr.0 as u32);
+            let number = event.data();
+            if number & LISTENER != 0 {
+                self.accept(number as u32);
                 continue;
             }
+            let peer = Peer(number as u32);
             if event.events().contains(EpollFlags::EPOLLOUT) {
-                self.write(addr);
+                self.write_socket(peer);
             }
-            self.read(addr);
+            self.read_socket(peer);
         }
         self.dial();
-        self.look();
+        self.check_timeouts();
         self.flush();
-        events.append(&mut self.shared.events);
+        events.append(&mut self.events);
         Ok(())
+    }
+
+    fn progress(&self, peer: Peer) -> Progress {
+        match self.connections.get(&peer) {
+            None => Progress { last_heard: self.now, reading: 0, writing: 0 },
+            Some(Connection { input, output, last_heard, .. }) => {
+                Progress { last_heard: *last_heard, reading: input.message_bytes(), writing: output.message_bytes() }
+            }
+        }
     }
 
     fn wait_fd(&self) -> Option<RawFd> {
@@ -460,8 +518,8 @@ impl Transport for Tcp {
         self.dials.iter().filter_map(|(_, dial)| dial.wakes()).min()
     }
 
-    fn may_wait(&self) -> bool {
-        self.shared.events.is_empty() && self.unsent.is_empty()
+    fn has_work(&self) -> bool {
+        !(self.events.is_empty() && self.unsent.is_empty())
     }
 }
 
@@ -469,7 +527,7 @@ impl Drop for Tcp {
     fn drop(&mut self) {
         self.listeners.clear();
         let addresses: Vec<_> = self.connections.keys().copied().collect();
-        addresses.into_iter().for_each(|addr| self.disconnect(addr));
+        addresses.into_iter().for_each(|peer| self.close(peer));
         let end = Instant::now() + CLOSE_GRACE;
         while !self.connections.is_empty() && Instant::now() < end {
             let mut events = Vec::new();
@@ -484,14 +542,14 @@ impl Drop for Tcp {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ferrogin_test_support::wait::wait_until;
+    use ferrogin_test_support::wait::{wait_for, wait_until};
     use std::io::Write;
     use std::net::{Ipv4Addr, TcpListener};
 
     const SECRET: u64 = 7;
 
     fn open() -> Tcp {
-        Tcp::open(Some("127.0.0.1")).unwrap()
+        Tcp::open(Some("127.0.0.1"), &Config::default()).unwrap()
     }
 
     fn poll(tcp: &mut Tcp) -> Vec<Event> {
@@ -520,7 +578,7 @@ mod tests {
     }
 
     #[test]
-    fn receive_without_a_message_leaves_nothing_to_send() {
+    fn read_has_work_only_if_a_message_waits() {
         let (mut here, mut there) = (open(), open());
         let name = here.listen(1, SECRET).unwrap();
         let to = there.connect(&name, SECRET).unwrap();
@@ -529,24 +587,20 @@ mod tests {
             poll(&mut there);
             matches!(there.connections[&to].stage, Stage::Open(_))
         });
-        let receive = |token| Receive {
-            from: Some(to),
-            pattern: Pattern { tag: 1, ignore: 0 },
-            token,
-            buffer: Vec::new(),
-            len: 1 << 20,
-        };
-        assert!(matches!(there.receive(receive(1)), ReceiveResult::Posted));
-        assert!(there.may_wait(), "there is nothing to send");
-        // The request for a long message is sent.
+        there.read(to, Vec::new());
+        assert!(!there.has_work(), "there is nothing to deliver or to send");
         let from = *here.connections.keys().next().unwrap();
-        here.send(from, 2, vec![1u8; 1 << 20].into(), 1, false);
+        for body in [&b"first"[..], b"second"] {
+            assert!(here.send(from, 0, body.into()).is_some(), "a short message is copied");
+        }
         here.flush();
-        wait_until("offer", || {
-            poll(&mut there);
-            there.connections[&to].input.peek(Pattern { tag: 2, ignore: 0 }).is_some()
+        let first = wait_for("a message", || poll(&mut there).pop());
+        assert!(matches!(first, Event::Message { bytes, .. } if bytes == b"first"));
+        wait_until("the second message", || {
+            assert!(poll(&mut there).is_empty(), "no read asks for it");
+            there.connections[&to].input.has_unread()
         });
-        there.receive(Receive { pattern: Pattern { tag: 2, ignore: 0 }, ..receive(2) });
-        assert!(!there.may_wait());
+        there.read(to, Vec::new());
+        assert!(there.has_work());
     }
 }

@@ -1,12 +1,13 @@
-//! The state of one channel inside the engine.
+//! The state of one channel, and of a listener, inside the engine.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::callback::{CloseDone, OpenDone};
+use super::carrier::{FirstIds, Peer};
 use super::incoming::Incoming;
 use super::outgoing::Outgoing;
-use super::transport::Addr;
+use super::{Callback, CloseDone, OpenDone};
 use crate::{ChannelError, Violation};
 
 /// How far a channel has got.
@@ -45,9 +46,8 @@ pub(crate) struct RemoteChannel {
 pub(crate) struct ChannelState {
     /// The peer's endpoint in readable form.
     pub peer: Arc<str>,
-    /// The name of the peer's endpoint.
-    pub name: Box<[u8]>,
-    pub addr: Addr,
+    /// The peer's number at the carrier.
+    pub addr: Peer,
     pub phase: Phase,
     pub outgoing: Outgoing,
     pub incoming: Incoming,
@@ -62,8 +62,6 @@ pub(crate) struct ChannelState {
     /// The user has dropped all handles.
     pub released: bool,
     pub last_heard: Instant,
-    /// When this side last peeked for payloads without a length.
-    pub last_payload_peek: Instant,
     /// When the ping that is still unanswered was sent.
     pub pinged_at: Option<Instant>,
     /// Whether the channel is on the engine's list of channels to pump.
@@ -71,6 +69,12 @@ pub(crate) struct ChannelState {
 }
 
 impl ChannelState {
+    /// Sets the ids of the first messages.
+    pub fn begin(&mut self, ids: FirstIds) {
+        self.outgoing.start_at(ids.write);
+        self.incoming.start_at(ids.read);
+    }
+
     pub fn is_live(&self) -> bool {
         !matches!(self.phase, Phase::Ended(_))
     }
@@ -111,5 +115,28 @@ impl ChannelState {
 
     pub fn protocol_violation(&self, violation: Violation) -> ChannelError {
         ChannelError::Protocol { peer: Arc::clone(&self.peer), violation }
+    }
+}
+
+/// The state of a listener.
+#[derive(Default)]
+pub(crate) struct Listening {
+    /// Channels that opened and haven't been accepted yet.
+    pub arrived: VecDeque<u32>,
+    /// Accepts waiting for a channel, with their tickets.
+    pub waiting: VecDeque<(u64, OpenDone)>,
+}
+
+impl Listening {
+    /// Ends all accepts with `error`.
+    pub fn fail(&mut self, error: &ChannelError, callbacks: &mut Vec<Callback>) {
+        callbacks.extend(self.waiting.drain(..).map(|(_, done)| Callback::Open(done, Err(error.clone()))));
+    }
+
+    /// Drops an ended channel; true if it hadn't been accepted yet.
+    pub fn drop_channel(&mut self, channel: u32) -> bool {
+        let before = self.arrived.len();
+        self.arrived.retain(|arrived| *arrived != channel);
+        self.arrived.len() < before
     }
 }

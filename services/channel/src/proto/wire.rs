@@ -8,15 +8,17 @@
 //! | `from` | the sender's number for the channel |
 //! | `secret` | the receiver's secret for the channel: a sender without it is not the peer |
 //! | `sender_secret` | hello, welcome: the sender's secret; path challenge: the nonce that the response returns in `secret` |
-//! | `value` | hello, welcome: length of the longest message that the sender accepts, in bytes; refuse, abort: the reason; close: id of the first message the sender has not read |
-//! | `id` | hello, welcome: id of the sender's first message; close: id after its last message; read: id of the first message the sender has not read; path challenge: id that the receiver's first message must have |
+//! | `value` | hello, welcome: length of the longest message that the sender accepts, in bytes; refuse, abort: the reason; close: id of the first message the sender has not read; read: 1 if a read waits for the message, otherwise 0 |
+//! | `id` | hello, welcome: id of the sender's first message; close: id after its last message; read: id of the first message the sender has not read; offer: id of the message; path challenge: id that the receiver's first message must have |
 //! | `start_id` | hello: id that the receiver's first message must have, 0 for any |
 //!
 //! A listener answers a hello with a path challenge if there was an earlier channel with the same endpoint name. The endpoint that has the
 //! name now, and that sent the hello, answers with a path response and is then welcomed. So neither a hello with another endpoint's name
 //! nor a late hello ends a channel.
 
+use std::collections::hash_map::RandomState;
 use std::fmt;
+use std::hash::{BuildHasher, Hasher};
 use std::mem::size_of;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
@@ -28,8 +30,10 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unali
 use super::name;
 use crate::ChannelError;
 
-/// Version of the protocol and of the address.
+/// Version of the control messages, and of what a provider with tagged messages carries.
 pub(crate) const VERSION: u8 = 6;
+/// Version of what a TCP connection carries.
+pub(crate) const TCP_VERSION: u8 = 7;
 /// The longest endpoint name that an address has room for, in bytes.
 pub(crate) const NAME_MAX: usize = 100;
 /// Length of the longest address, in bytes.
@@ -43,11 +47,21 @@ const ADDRESS_MAGIC: [u8; 4] = *b"FGCA";
 /// What carries the messages of an endpoint.
 #[derive(Clone, Copy, Debug, Immutable, IntoBytes, KnownLayout, PartialEq, Eq, TryFromBytes)]
 #[repr(u8)]
-pub(crate) enum Carrier {
+pub(crate) enum Transport {
     /// Tagged messages on one endpoint of a libfabric provider, which all channels share.
     Tags = 1,
     /// One connection per channel.
     Tcp = 2,
+}
+
+impl Transport {
+    /// The version in an address.
+    fn version(self) -> u16 {
+        match self {
+            Self::Tags => VERSION.into(),
+            Self::Tcp => TCP_VERSION.into(),
+        }
+    }
 }
 
 /// Kinds of control messages.
@@ -65,6 +79,7 @@ pub(crate) enum Kind {
     Read = 9,
     PathChallenge = 10,
     PathResponse = 11,
+    Offer = 12,
 }
 
 /// A control message, as it is sent; the sender's endpoint name follows.
@@ -117,7 +132,7 @@ struct AddressHeader {
     /// Its upper byte is 0.
     version: U16,
     name_len: u8,
-    carrier: u8,
+    transport: u8,
     listener: U32,
     reserved: U32,
     secret: U64,
@@ -143,7 +158,7 @@ pub(crate) const SHARED_LISTENER: u32 = u32::MAX;
 /// Parsing resolves a host name, as [`ToSocketAddrs`] does, which may block. Other providers' addresses are hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
-    pub(crate) carrier: Carrier,
+    pub(crate) transport: Transport,
     pub(crate) listener: u32,
     /// `None`: the one of [`Config::secret`](crate::Config::secret).
     pub(crate) secret: Option<u64>,
@@ -155,9 +170,9 @@ impl Address {
     pub fn to_bytes(&self) -> Vec<u8> {
         let header = AddressHeader {
             magic: ADDRESS_MAGIC,
-            version: u16::from(VERSION).into(),
+            version: self.transport.version().into(),
             name_len: self.name.len() as u8,
-            carrier: self.carrier as u8,
+            transport: self.transport as u8,
             listener: self.listener.into(),
             reserved: 0.into(),
             secret: self.secret.unwrap_or(0).into(),
@@ -170,23 +185,25 @@ impl Address {
     /// # Errors
     /// [`ChannelError::BadAddress`].
     pub fn parse(bytes: &[u8]) -> Result<Self, ChannelError> {
-        let bad = |what| ChannelError::BadAddress { what };
-        let (header, rest) = AddressHeader::ref_from_prefix(bytes).map_err(|_| bad("they are too few"))?;
+        let bad = |what: &str| ChannelError::BadAddress { what: what.to_owned() };
+        let truncated = |len: usize| bad(&format!("the address is truncated ({} of {len} bytes)", bytes.len()));
+        let (header, rest) =
+            AddressHeader::ref_from_prefix(bytes).map_err(|_| truncated(size_of::<AddressHeader>()))?;
         if header.magic != ADDRESS_MAGIC {
-            return Err(bad("they do not begin with the magic of an address"));
-        }
-        if header.version.get() != u16::from(VERSION) {
-            return Err(bad("it has another version: run the same version of ferrogin on both ends"));
+            return Err(bad("the bytes do not begin with the magic of an address"));
         }
         let unknown = "its kind is unknown: run the same version of ferrogin on both ends";
-        let carrier = Carrier::try_read_from_bytes(&[header.carrier]).map_err(|_| bad(unknown))?;
+        let transport = Transport::try_read_from_bytes(&[header.transport]).map_err(|_| bad(unknown))?;
+        if header.version.get() != transport.version() {
+            return Err(bad("it has another version: run the same version of ferrogin on both ends"));
+        }
         let len = usize::from(header.name_len);
         if len == 0 || len > NAME_MAX {
             return Err(bad("its endpoint name has an impossible length"));
         }
-        let name = rest.get(..len).ok_or(bad("it is cut off"))?.into();
+        let name = rest.get(..len).ok_or_else(|| truncated(size_of::<AddressHeader>() + len))?.into();
         let secret = Some(header.secret.get()).filter(|secret| *secret != 0);
-        Ok(Self { carrier, listener: header.listener.get(), secret, name })
+        Ok(Self { transport, listener: header.listener.get(), secret, name })
     }
 
     /// The listener's endpoint in readable form.
@@ -198,7 +215,7 @@ impl Address {
 impl fmt::Display for Address {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let addresses = name::parse(&self.name);
-        if self.carrier != Carrier::Tcp || addresses.is_empty() {
+        if self.transport != Transport::Tcp || addresses.is_empty() {
             return self.to_bytes().iter().try_for_each(|byte| write!(f, "{byte:02x}"));
         }
         for (at, address) in addresses.iter().enumerate() {
@@ -212,7 +229,7 @@ impl FromStr for Address {
     type Err = ChannelError;
 
     fn from_str(text: &str) -> Result<Self, ChannelError> {
-        let bad = |what| ChannelError::BadAddress { what };
+        let bad = |what: &str| ChannelError::BadAddress { what: what.to_owned() };
         if let Some(bytes) = unhex(text) {
             return Self::parse(&bytes);
         }
@@ -234,8 +251,13 @@ impl FromStr for Address {
             }
             Some(_) => return Err(bad("the key after # must have 24 hexadecimal digits")),
         };
-        Ok(Self { carrier: Carrier::Tcp, listener, secret, name: name::emit(&addresses, NAME_MAX).into() })
+        Ok(Self { transport: Transport::Tcp, listener, secret, name: name::emit(&addresses, NAME_MAX).into() })
     }
+}
+
+/// A number that no peer can guess: a keyed hash whose keys come from the operating system.
+pub(crate) fn secret() -> u64 {
+    RandomState::new().build_hasher().finish()
 }
 
 /// Decodes an even number of hexadecimal digits.
@@ -268,7 +290,7 @@ mod tests {
     }
 
     fn address() -> Address {
-        Address { carrier: Carrier::Tcp, listener: 1, secret: Some(2), name: b"name".as_slice().into() }
+        Address { transport: Transport::Tcp, listener: 1, secret: Some(2), name: b"name".as_slice().into() }
     }
 
     #[test]
@@ -279,7 +301,7 @@ mod tests {
         assert_eq!(both.to_string(), "10.0.0.1:80,[fd00::1]:81#000000010000000000000002");
         let shared = Address { listener: SHARED_LISTENER, secret: None, name: name(&[v4]), ..address() };
         assert_eq!(shared.to_string(), "10.0.0.1:80");
-        let of_provider = Address { carrier: Carrier::Tags, ..address() };
+        let of_provider = Address { transport: Transport::Tags, ..address() };
         assert_eq!(
             of_provider.to_string(),
             of_provider.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect::<String>()
@@ -314,7 +336,7 @@ mod tests {
         assert_eq!(bytes[16..40], *b"\x04\0\0\0\0\0\0\0\x05\0\0\0\0\0\0\0\x06\0\0\0\0\0\0\0");
         assert_eq!(bytes[40..], *b"\x07\0\0\0\x08\0\0\0ab");
         assert_eq!(Control::parse(&bytes), Some((Control { name_len: 2, ..control() }, &b"ab"[..])));
-        assert_eq!(address().to_bytes(), *b"FGCA\x06\0\x04\x02\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0name");
+        assert_eq!(address().to_bytes(), *b"FGCA\x07\0\x04\x02\x01\0\0\0\0\0\0\0\x02\0\0\0\0\0\0\0name");
         let longest = Address { name: vec![7; NAME_MAX].into(), ..address() };
         assert!(longest.to_bytes().len() <= ADDRESS_MAX);
     }
@@ -323,14 +345,18 @@ mod tests {
     fn address_survives_padding_and_nothing_else() {
         let mut padded = address().to_bytes();
         for len in 0..padded.len() {
-            assert!(Address::parse(&padded[..len]).is_err(), "{len}");
+            let error = Address::parse(&padded[..len]).unwrap_err().to_string();
+            assert!(error.contains(&format!("truncated ({len} of ")), "{error}");
         }
         padded.resize(ADDRESS_MAX, 0xa5);
         assert_eq!(Address::parse(&padded), Ok(address()));
+        padded[4] = 6;
+        assert!(Address::parse(&padded).unwrap_err().to_string().contains("version"));
+        // The version of an address over a provider.
+        padded[7] = 1;
+        assert_eq!(Address::parse(&padded), Ok(Address { transport: Transport::Tags, ..address() }));
         padded[7] = 3;
         assert!(Address::parse(&padded).unwrap_err().to_string().contains("kind"));
-        padded[4] = 4;
-        assert!(Address::parse(&padded).unwrap_err().to_string().contains("version"));
     }
 
     #[test]
@@ -350,7 +376,7 @@ mod tests {
             if magic && bytes.len() > 4 {
                 bytes[..4].copy_from_slice(&MAGIC);
                 if bytes.len() >= size_of::<Control>() {
-                    bytes[6] = 1 + bytes[6] % 11;
+                    bytes[6] = 1 + bytes[6] % 12;
                     bytes[7] = (bytes.len() - size_of::<Control>()) as u8;
                 }
             }
@@ -360,8 +386,9 @@ mod tests {
             }
             if magic && bytes.len() > 8 {
                 bytes[..4].copy_from_slice(&ADDRESS_MAGIC);
-                bytes[4..6].copy_from_slice(&u16::from(VERSION).to_le_bytes());
                 bytes[7] = 1 + bytes[7] % 2;
+                let version = if bytes[7] == 1 { VERSION } else { TCP_VERSION };
+                bytes[4..6].copy_from_slice(&u16::from(version).to_le_bytes());
             }
             if let Ok(address) = Address::parse(&bytes) {
                 prop_assert_eq!(Address::parse(&address.to_bytes()), Ok(address));

@@ -2,13 +2,14 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
 
 use ferrogin_test_support::Random;
 
 use crate::Payload;
-use crate::proto::tags::Pattern;
-use crate::proto::transport::{Addr, Event, Properties, Receive, ReceiveError, ReceiveResult, SendResult, Transport};
+use crate::carrier::tags::endpoint::{
+    Abilities, Addr, Completion, Endpoint, Found, Pattern, Receive, ReceiveError, ReceiveResult, Received, Send,
+    SendResult,
+};
 use ferrogin_libfabric::{Error, bindings};
 
 struct Message {
@@ -22,8 +23,8 @@ struct Message {
 struct Port {
     posted: Vec<Receive>,
     unexpected: Vec<Message>,
-    /// Events that haven't been reported yet.
-    events: Vec<Event>,
+    /// Completions that haven't been reported yet.
+    completions: Vec<Completion>,
     dead: bool,
     /// Polling it panics.
     broken: bool,
@@ -49,7 +50,7 @@ pub struct Net(Arc<Mutex<State>>);
 pub struct Fake {
     net: Net,
     port: usize,
-    pub properties: Properties,
+    pub abilities: Abilities,
     /// Bodies of up to this many bytes are copied, so their sends are done at once.
     pub copied: usize,
     /// Tags of the sends that were accepted.
@@ -83,14 +84,20 @@ impl Net {
         let port = state.ports.len();
         state.ports.push(Port::default());
         let fake = self.fake(port);
-        state.by_name.insert(fake.properties.name.to_vec(), port);
+        state.by_name.insert(fake.abilities.name.to_vec(), port);
         fake
     }
 
     fn fake(&self, port: usize) -> Fake {
         let name = format!("fake-{port}").into_bytes().into();
-        let properties = Properties::new(name, "fake".to_owned(), 1 << 20);
-        Fake { net: self.clone(), port, properties, copied: 0, sent: Vec::new() }
+        let abilities = Abilities {
+            name,
+            provider: "fake".to_owned(),
+            max_message: 1 << 20,
+            payload_window: usize::MAX,
+            can_discard_stale: true,
+        };
+        Fake { net: self.clone(), port, abilities, copied: 0, sent: Vec::new() }
     }
 
     /// Kills an endpoint: it sends and receives nothing more, and sends to it fail.
@@ -103,6 +110,11 @@ impl Net {
     /// While `full`, the endpoint accepts no sends.
     pub fn set_full(&self, port: usize, full: bool) {
         self.state().ports[port].full = full;
+    }
+
+    /// How many messages to the endpoint no receive has matched.
+    pub fn unmatched(&self, port: usize) -> usize {
+        self.state().ports[port].unexpected.len()
     }
 
     /// Makes the endpoint panic when it's next polled.
@@ -124,14 +136,19 @@ impl Net {
 impl Fake {
     /// The peer with that name.
     pub fn peer(&mut self, name: &[u8]) -> Addr {
-        self.connect(name, 0).unwrap()
+        self.insert(name).unwrap()
     }
 
-    /// The events so far.
-    pub fn events(&mut self) -> Vec<Event> {
-        let mut events = Vec::new();
-        self.poll(Instant::now(), &mut events).unwrap();
-        events
+    /// Sends a message.
+    pub fn post(&mut self, to: Addr, tag: u64, body: impl Into<Payload>) {
+        self.send(Send { to, tag, body: body.into(), token: 0, more: false });
+    }
+
+    /// The completions so far.
+    pub fn completions(&mut self) -> Vec<Completion> {
+        let mut completions = Vec::new();
+        self.poll(&mut completions).unwrap();
+        completions
     }
 
     /// Receives a message of at most `len` bytes.
@@ -159,7 +176,7 @@ impl State {
         if result.is_ok() {
             self.in_flight.push(message);
         }
-        self.ports[from].events.push(Event::Sent { token, body, result });
+        self.ports[from].completions.push(Completion::Sent { token, body, result });
     }
 
     /// Delivers one message, chosen at random.
@@ -173,14 +190,14 @@ impl State {
         match port.posted.iter().position(|posted| fits(posted.from, posted.pattern, &message)) {
             Some(at) => {
                 let posted = port.posted.remove(at);
-                port.events.push(received(posted, message));
+                port.completions.push(received(posted, message));
             }
             None => port.unexpected.push(message),
         }
     }
 }
 
-fn received(posted: Receive, message: Message) -> Event {
+fn received(posted: Receive, message: Message) -> Completion {
     let Receive { mut buffer, len, token, .. } = posted;
     buffer.clear();
     buffer.extend_from_slice(&message.bytes[..message.bytes.len().min(len)]);
@@ -188,27 +205,23 @@ fn received(posted: Receive, message: Message) -> Event {
     let result = if fits { Ok(()) } else { Err(ReceiveError::Truncated) };
     // Most providers do not report the sender of a truncated message.
     let from = fits.then_some(Addr(message.from as u64));
-    Event::Received { token, bytes: buffer, tag: message.tag, from, result }
+    Completion::Received(Received { token, bytes: buffer, tag: message.tag, from, result })
 }
 
 fn fits(from: Option<Addr>, pattern: Pattern, message: &Message) -> bool {
     pattern.matches(message.tag) && from.is_none_or(|from| from.0 as usize == message.from)
 }
 
-impl Transport for Fake {
-    fn properties(&self) -> &Properties {
-        &self.properties
+impl Endpoint for Fake {
+    fn abilities(&self) -> &Abilities {
+        &self.abilities
     }
 
-    fn connect(&mut self, name: &[u8], _: u64) -> Result<Addr, Error> {
+    fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
         self.net.state().by_name.get(name).map(|port| Addr(*port as u64)).ok_or_else(refused)
     }
 
-    fn identify(&mut self, _: Option<Addr>, stated: &[u8]) -> Result<(Addr, Box<[u8]>), Error> {
-        Ok((self.connect(stated, 0)?, stated.into()))
-    }
-
-    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, _: bool) -> SendResult {
+    fn send(&mut self, Send { to, tag, body, token, .. }: Send) -> SendResult {
         let mut state = self.net.state();
         if state.ports[self.port].full || state.must_retry() {
             return SendResult::Retry(body);
@@ -233,7 +246,7 @@ impl Transport for Fake {
         match port.unexpected.iter().position(|message| fits(posted.from, posted.pattern, message)) {
             Some(at) => {
                 let message = port.unexpected.remove(at);
-                port.events.push(received(posted, message));
+                port.completions.push(received(posted, message));
             }
             None => port.posted.push(posted),
         }
@@ -247,24 +260,26 @@ impl Transport for Fake {
         }
         let port = &mut state.ports[self.port];
         let found = port.unexpected.iter().find(|message| fits(from, pattern, message));
-        let found = found.map(|message| (message.tag, Some(Addr(message.from as u64))));
-        port.events.push(Event::Peeked { token, found });
+        let found = found.map(|message| Found { tag: message.tag, from: Some(Addr(message.from as u64)) });
+        port.completions.push(Completion::Peeked { token, found });
         true
     }
 
     fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
         let mut state = self.net.state();
         let port = &mut state.ports[self.port];
-        port.events.extend(port.posted.extract_if(.., |posted| which(posted.token)).map(|posted| Event::Received {
-            token: posted.token,
-            bytes: posted.buffer,
-            tag: 0,
-            from: None,
-            result: Err(ReceiveError::Cancelled),
+        port.completions.extend(port.posted.extract_if(.., |posted| which(posted.token)).map(|posted| {
+            Completion::Received(Received {
+                token: posted.token,
+                bytes: posted.buffer,
+                tag: 0,
+                from: None,
+                result: Err(ReceiveError::Cancelled),
+            })
         }));
     }
 
-    fn poll(&mut self, _: Instant, events: &mut Vec<Event>) -> Result<(), Error> {
+    fn poll(&mut self, completions: &mut Vec<Completion>) -> Result<(), Error> {
         // Not under the lock, which other endpoints need.
         let broken = self.net.state().ports[self.port].broken;
         assert!(!broken, "the test asked for a panic");
@@ -275,11 +290,11 @@ impl Transport for Fake {
             state.deliver();
         }
         let State { random, ports, hostile, .. } = &mut *state;
-        let waiting = &mut ports[self.port].events;
+        let waiting = &mut ports[self.port].completions;
         let reported = if *hostile { random.index(waiting.len() + 1) } else { waiting.len() };
         for _ in 0..reported {
             let at = if *hostile { random.index(waiting.len()) } else { 0 };
-            events.push(waiting.remove(at));
+            completions.push(waiting.remove(at));
         }
         Ok(())
     }

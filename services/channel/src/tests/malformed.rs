@@ -5,10 +5,9 @@ use std::time::Duration;
 
 use super::fake_network::Fake;
 use super::model::World;
-use crate::proto::callback::Opened;
-use crate::proto::tags::{CONTROL, ID_MASK, LENGTH, PAYLOAD, Pattern};
-use crate::proto::transport::{Addr, Event, Transport};
-use crate::proto::wire::{Carrier, Control, Kind, VERSION};
+use crate::carrier::tags::endpoint::{Addr, CONTROL, Completion, ID_MASK, LENGTH, PAYLOAD, Pattern, Received};
+use crate::proto::Opened;
+use crate::proto::wire::{Control, Kind, Transport, VERSION};
 use crate::{ChannelError, Config, Payload, Reason, Violation};
 
 type Got = Arc<Mutex<Vec<Result<Vec<u8>, ChannelError>>>>;
@@ -46,7 +45,7 @@ impl Peers {
         let accepted = move |result: Result<Opened, _>| *of_call.lock().unwrap() = Some(result.unwrap().channel);
         world.engines[0].accept(address.listener, 0, Box::new(accepted));
         let mut peers = Self { world, malformed, to, got: Arc::default(), honest_channel, channel: 0 };
-        let name = peers.malformed.properties.name.clone();
+        let name = peers.malformed.abilities.name.clone();
         peers.send(CONTROL | 1, hello(&address).emit(&name));
         peers.run(10);
         peers.channel = opened.lock().unwrap().take().expect("the channel opens");
@@ -65,7 +64,7 @@ impl Peers {
     }
 
     fn send(&mut self, tag: u64, bytes: Vec<u8>) {
-        self.malformed.send(self.to, tag, Payload::from(bytes), 0, false);
+        self.malformed.post(self.to, tag, bytes);
     }
 
     /// Advances the time; the malformed peer answers pings if `answers`.
@@ -75,8 +74,8 @@ impl Peers {
             if answers {
                 let everything = Pattern { tag: CONTROL, ignore: ID_MASK };
                 self.malformed.receive_bytes(Some(self.to), everything, 200);
-                for event in self.malformed.events() {
-                    if let Event::Received { bytes, .. } = event
+                for completion in self.malformed.completions() {
+                    if let Completion::Received(Received { bytes, .. }) = completion
                         && let Some((ping, _)) =
                             Control::parse(&bytes).filter(|(control, _)| control.kind == Kind::Ping)
                     {
@@ -164,7 +163,7 @@ fn violation_ends_channel() {
         assert_violation(&[(tag, &[1; 100])], UnknownTag { tag });
     }
     for bytes in [&[][..], &[0; 48], &[0xff; 148], b"FGC1"] {
-        assert_violation(&[(CONTROL | 9, bytes)], UnknownTag { tag: CONTROL | 9 });
+        assert_violation(&[(CONTROL | 9, bytes)], Violation::Control);
     }
 }
 
@@ -197,11 +196,13 @@ fn unsendable_pongs_do_not_accumulate() {
         peers.send(CONTROL | Kind::Ping as u64, ping);
         peers.run(1);
     }
-    let unsent = peers.world.engines[0].unsent_control.len();
-    assert!((1..10).contains(&unsent), "{unsent}");
+    assert!(!peers.world.engines[0].carrier().is_idle());
+    let before = peers.world.net.unmatched(2);
     peers.world.net.set_full(0, false);
-    peers.run(1);
-    assert!(peers.world.engines[0].unsent_control.is_empty());
+    peers.run(2);
+    assert!(peers.world.engines[0].carrier().is_idle());
+    let unsent = peers.world.net.unmatched(2) - before;
+    assert!((1..10).contains(&unsent), "{unsent}");
 }
 
 #[test]
@@ -225,12 +226,12 @@ fn answer_to(version: u8, spoil: impl Fn(&mut crate::Address)) -> Option<Reason>
     let (_, mut address) = world.engines[0].listen().unwrap();
     spoil(&mut address);
     let bytes = Control { version, ..hello(&address) }.emit(b"fake-1");
-    malformed.send(to, CONTROL | 1, bytes.into(), 0, false);
+    malformed.post(to, CONTROL | 1, bytes);
     malformed.receive_bytes(Some(to), Pattern { tag: CONTROL, ignore: ID_MASK }, 200);
     for _ in 0..5 {
         world.step(Duration::ZERO);
-        for event in malformed.events() {
-            if let Event::Received { bytes, .. } = event {
+        for completion in malformed.completions() {
+            if let Completion::Received(Received { bytes, .. }) = completion {
                 let (answer, _) = Control::parse(&bytes).unwrap();
                 assert_eq!((answer.kind, answer.to, answer.secret), (Kind::Refuse, 7, 1234));
                 return Some(Reason::of(answer.value));
@@ -262,32 +263,32 @@ fn connect_error(address: &crate::Address, answer: Option<Control>) -> ChannelEr
     let got: Arc<Mutex<Option<ChannelError>>> = Arc::default();
     let of_call = Arc::clone(&got);
     let done = Box::new(move |opened: Result<_, ChannelError>| *of_call.lock().unwrap() = opened.err());
-    world.engines[0].connect(address, 0, Duration::from_secs(10), done);
+    world.engines[0].connect(address, Duration::from_secs(10), done);
     if let Some(answer) = answer {
         let secret = world.engines[0].state_of(0).map(|state| state.secret).unwrap();
         let tag = CONTROL | answer.kind as u64;
-        other.send(to, tag, Control { secret, ..answer }.emit(&[]).into(), 0, false);
+        other.post(to, tag, Control { secret, ..answer }.emit(&[]));
     }
     for _ in 0..5 {
         world.step(Duration::ZERO);
-        other.events();
+        other.completions();
     }
     got.lock().unwrap().take().expect("the connect ends")
 }
 
-fn listener_address(carrier: Carrier) -> crate::Address {
-    crate::Address { carrier, listener: 0, secret: Some(5), name: b"fake-1".as_slice().into() }
+fn listener_address(transport: Transport) -> crate::Address {
+    crate::Address { transport, listener: 0, secret: Some(5), name: b"fake-1".as_slice().into() }
 }
 
 #[test]
 fn connect_to_listener_of_another_transport_fails_at_once() {
-    let error = connect_error(&listener_address(Carrier::Tcp), None);
+    let error = connect_error(&listener_address(Transport::Tcp), None);
     assert!(matches!(error, ChannelError::BadAddress { .. }), "{error}");
 }
 
 #[test]
 fn connect_to_other_version_is_refused() {
     let welcome = Control { version: VERSION + 1, sender_secret: 1, value: 10, ..Control::new(Kind::Welcome, 0, 0) };
-    let error = connect_error(&listener_address(Carrier::Tags), Some(welcome));
+    let error = connect_error(&listener_address(Transport::Tags), Some(welcome));
     assert!(matches!(error, ChannelError::Refused { reason: Reason::Version, .. }), "{error}");
 }

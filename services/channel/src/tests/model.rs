@@ -8,8 +8,10 @@ use proptest::prelude::*;
 
 use ferrogin_test_support::Random;
 
-use super::fake_network::Net;
-use crate::proto::{callback::Callback, engine::Engine};
+use super::fake_network::{Fake, Net};
+use crate::carrier::tags::Tags;
+use crate::proto::engine::Engine;
+use crate::proto::{Callback, Opened};
 use crate::{ChannelError, Config};
 
 /// One end of a channel, with a record of its operations and callbacks.
@@ -44,10 +46,15 @@ pub struct World {
     callbacks: Vec<Callback>,
 }
 
+/// An engine over an endpoint of the network.
+pub fn engine(endpoint: Fake, config: &Config, now: Instant) -> Engine {
+    Engine::new(Box::new(Tags::new(endpoint, config)), config.clone(), now)
+}
+
 impl World {
     pub fn new(seed: u64, hostile: bool, engines: usize, config: &Config) -> Self {
         let (net, now) = (Net::new(seed, hostile), Instant::now());
-        let engines = (0..engines).map(|_| Engine::new(Box::new(net.endpoint()), config.clone(), now)).collect();
+        let engines = (0..engines).map(|_| engine(net.endpoint(), config, now)).collect();
         Self { net, engines, now, callbacks: Vec::new() }
     }
 
@@ -73,12 +80,11 @@ impl World {
         let found: Arc<Mutex<[Option<u32>; 2]>> = Arc::default();
         let put = |at: usize| {
             let found = Arc::clone(&found);
-            Box::new(move |opened: Result<crate::proto::callback::Opened, ChannelError>| {
+            Box::new(move |opened: Result<Opened, ChannelError>| {
                 found.lock().unwrap()[at] = Some(opened.unwrap().channel);
             })
         };
-        let start = self.engines[from].config.start_id;
-        self.engines[from].connect(&address, start, Duration::from_secs(100), put(0));
+        self.engines[from].connect(&address, Duration::from_secs(100), put(0));
         self.engines[0].accept(address.listener, 0, put(1));
         for _ in 0..10_000 {
             self.step(Duration::from_micros(10));

@@ -5,11 +5,8 @@ use std::time::Duration;
 use ferrogin_test_support::Random;
 
 use super::malformed::hello;
-use super::model::{Shared, World, body, finish, read, write};
-use crate::Payload;
-use crate::proto::engine::Engine;
-use crate::proto::tags::{CONTROL, Pattern};
-use crate::proto::transport::{Event, ReceiveResult, Transport};
+use super::model::{Shared, World, body, engine, finish, read, write};
+use crate::carrier::tags::endpoint::{CONTROL, Completion, Pattern, ReceiveResult, Received};
 use crate::proto::wire::{Control, Kind};
 use crate::{ChannelError, Config, Reason};
 
@@ -74,7 +71,7 @@ fn run(seed: u64) {
             world.run_to_end(1, remote);
         }
         if end != End::Closed {
-            world.engines[1] = Engine::new(Box::new(world.net.replace(1)), config.clone(), world.now);
+            world.engines[1] = engine(world.net.replace(1), &config, world.now);
         }
         // The next channel opens, and by then every callback of this one has run.
         let (local, remote) = world.connect(1);
@@ -105,9 +102,9 @@ fn lost_path_challenge_is_repeated() {
     let mut world = World::new(1, false, 1, &Config::default());
     let (_, address) = world.engines[0].listen().unwrap();
     let mut peer = world.net.endpoint();
-    let (to, name) = (peer.peer(&address.name), peer.properties.name.to_vec());
+    let (to, name) = (peer.peer(&address.name), peer.abilities.name.to_vec());
     let send = |peer: &mut super::fake_network::Fake, control: &Control, name: &[u8]| {
-        peer.send(to, CONTROL | control.kind as u64, Payload::from(control.emit(name)), 0, false);
+        peer.post(to, CONTROL | control.kind as u64, control.emit(name));
     };
     // Kind and sender's secret of the next control message.
     let next_control = |world: &mut World, peer: &mut super::fake_network::Fake| {
@@ -115,9 +112,9 @@ fn lost_path_challenge_is_repeated() {
         let posted = peer.receive_bytes(None, pattern, 4096);
         assert!(matches!(posted, ReceiveResult::Posted));
         for _ in 0..10_000 {
-            let events = peer.events();
-            let received = events.iter().find_map(|event| match event {
-                Event::Received { bytes, .. } => {
+            let completions = peer.completions();
+            let received = completions.iter().find_map(|completion| match completion {
+                Completion::Received(Received { bytes, .. }) => {
                     Control::parse(bytes).map(|(received, _)| (received.kind, received.sender_secret))
                 }
                 _ => None,
@@ -125,7 +122,7 @@ fn lost_path_challenge_is_repeated() {
             if let Some(received) = received.filter(|(kind, _)| *kind != Kind::Ping) {
                 return received;
             }
-            if !events.is_empty() {
+            if !completions.is_empty() {
                 assert!(matches!(peer.receive_bytes(None, pattern, 4096), ReceiveResult::Posted));
             }
             world.step(Duration::from_millis(1));
@@ -151,11 +148,11 @@ fn forged_hello_does_not_end_a_channel() {
     let (_, address) = world.engines[0].listen().unwrap();
     let mut forger = world.net.endpoint();
     let to = forger.peer(&address.name);
-    forger.send(to, CONTROL | Kind::Hello as u64, hello(&address).emit(b"fake-1").into(), 0, false);
+    forger.post(to, CONTROL | Kind::Hello as u64, hello(&address).emit(b"fake-1"));
     for nonce in 0..100 {
         let response = Control::new(Kind::PathResponse, 0, nonce).emit(&[]);
-        forger.send(to, CONTROL | Kind::PathResponse as u64, response.into(), 0, false);
-        forger.events();
+        forger.post(to, CONTROL | Kind::PathResponse as u64, response);
+        forger.completions();
         world.step(STEP);
     }
     let ends = <[Shared; 2]>::default();

@@ -13,8 +13,8 @@ use ferrogin_test_support::wait::{HANG_LIMIT, poll_until, receive, wait_until};
 
 use super::fake_network::Net;
 use super::model::{Shared as End, World, body, read, write};
-use crate::proto::callback::Callback;
-use crate::proto::callback::Opened;
+use crate::carrier::tags::Tags;
+use crate::proto::{Callback, Opened};
 use crate::{Channel, ChannelError, Config, Listener, Reactor};
 
 /// A handle to a channel that doesn't exist: every request fails.
@@ -98,7 +98,7 @@ fn limit_counts_from_its_request() {
         let end = if result.is_ok() { &opened } else { &late };
         end.fetch_add(1, Ordering::SeqCst);
     };
-    world.engines[1].connect(&address, 0, limit, Box::new(count));
+    world.engines[1].connect(&address, limit, Box::new(count));
     // The connecting end receives nothing yet.
     let mut callbacks = Vec::new();
     for (after, expected) in [(limit / 2, 0), (limit, 1)] {
@@ -111,7 +111,7 @@ fn limit_counts_from_its_request() {
 
 fn open(net: &Net) -> Reactor {
     let config = Config { lost_after: HANG_LIMIT, connect_within: HANG_LIMIT, ..Config::default() };
-    Reactor::with_transport(Box::new(net.endpoint()), &config).unwrap()
+    Reactor::with_carrier(Box::new(Tags::new(net.endpoint(), &config)), &config).unwrap()
 }
 
 /// Two reactors on one network, and a channel between them.

@@ -1,6 +1,7 @@
 //! Channels over real providers: every byte arrives once and in order; peers close, die or don't exist.
 
-use std::sync::mpsc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use crate::common::traffic::{Exchange, Outcome, exchange};
@@ -244,6 +245,28 @@ fn short_messages_pass_long_ones_that_nobody_reads() {
     for (number, sent) in (0..).zip(long) {
         assert!(b.receive().wait_for(LIMIT).unwrap() == vec![number; 8 << 20], "message {number}");
         sent.wait_for(LIMIT).unwrap();
+    }
+}
+
+/// What nobody reads stays at its writer, except for as much as the reader keeps.
+#[test]
+fn long_messages_over_tcp_wait_for_their_reader() {
+    for (len, kept) in [(8 << 20, 2), (17 << 20, 0)] {
+        let (_here, _there, a, b) = pair(&config(&Way::tcp()));
+        let sent = Arc::new(AtomicUsize::new(0));
+        for number in 0..4u8 {
+            let sent = Arc::clone(&sent);
+            a.write(vec![number; len], move |_| {
+                sent.fetch_add(1, Ordering::SeqCst);
+            });
+        }
+        (0..20).for_each(|_| exchange_message(&b, &a, 1000));
+        assert!(sent.load(Ordering::SeqCst) <= kept, "{len} bytes");
+        for number in 0..4 {
+            assert!(b.receive().wait_for(LIMIT).unwrap() == vec![number; len], "message {number}");
+            assert!(sent.load(Ordering::SeqCst) <= kept + 1 + usize::from(number), "{len} bytes");
+        }
+        exchange_message(&a, &b, 100);
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::common::{LIMIT, exchange, patient};
 use crate::malformed_peers::echo;
-use crate::malformed_peers::frames::header;
+use crate::malformed_peers::frames::{DOMAIN, header};
 use ferrogin_channel::{Address, Channel, Listener, Reactor};
 use ferrogin_rendezvous::Secret;
 use ferrogin_rendezvous::proof::Initiator;
@@ -113,11 +113,11 @@ fn forge(listener: &str, rounds: usize) {
     for round in 0..rounds {
         let secret = Secret::new(u128::from(random.next_u64()).to_le_bytes());
         let nonce = u128::from(random.next_u64()).to_le_bytes();
-        let hello = Initiator::new(*b"channel\x06", secret.bytes(), [0; 16], nonce).hello();
+        let hello = Initiator::new(DOMAIN, secret.bytes(), [0; 16], nonce).hello();
         let mut bytes = match round % 4 {
             0 => hello.to_vec(),
-            1 => [&hello[..], &header(1, 1 << 34 | 1, 48), &[7; 48]].concat(),
-            2 => header(1, 1 << 32, 8).repeat(10),
+            1 => [&hello[..], &header(1, 48), &[7; 48]].concat(),
+            2 => header(2, 8).repeat(10),
             _ => {
                 let len = random.index(4000);
                 random.bytes(len)

@@ -1,11 +1,9 @@
 //! Tags matched by the provider, which can be any with reliable datagrams, `FI_TAGGED` and `FI_DIRECTED_RECV`.
 
-use std::collections::HashMap;
 use std::ffi::c_void;
 use std::os::fd::RawFd;
 use std::ptr;
 use std::sync::Arc;
-use std::time::Instant;
 
 use ferrogin_libfabric::bindings::{self, fi_msg_tagged, fid_ep, iovec};
 use ferrogin_libfabric::{
@@ -13,11 +11,11 @@ use ferrogin_libfabric::{
     TaggedCompletion, TaggedQueue, TaggedRecv, TaggedSend, entry, find_datagrams,
 };
 
-use crate::Payload;
-use crate::proto::tags::{CONTROL, Pattern};
-use crate::proto::transport::{
-    Addr, Event, PAYLOAD_WINDOW, Properties, Receive, ReceiveError, ReceiveResult, SendResult, Transport,
+use super::endpoint::{
+    self, Abilities, Addr, CONTROL, Found, Pattern, Receive, ReceiveError, ReceiveResult, Received, Send, SendResult,
 };
+use super::outgoing::PAYLOAD_WINDOW;
+use crate::Payload;
 
 /// The type of `fi_tsendmsg` and `fi_trecvmsg`.
 type WithMessage = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_tagged, u64) -> isize;
@@ -44,15 +42,13 @@ struct Record {
 }
 
 /// Tagged messages of one libfabric endpoint.
-pub(crate) struct ProviderTags {
+pub(crate) struct Provider {
     // First, so that it is closed before the memory of its operations is freed.
     endpoint: Endpoint,
     queue: TaggedQueue,
     /// Failures of the endpoint itself, if the provider reports them this way.
     failures: Option<Arc<EventQueue>>,
     av: Arc<AddressVector>,
-    /// Endpoint names in the address vector.
-    known: HashMap<Box<[u8]>, Addr>,
     send: TaggedSend,
     recv: TaggedRecv,
     inject: Option<Inject>,
@@ -75,13 +71,13 @@ pub(crate) struct ProviderTags {
     batch: Box<[TaggedCompletion; BATCH]>,
     senders: [bindings::fi_addr_t; BATCH],
     names_are_text: bool,
-    properties: Properties,
+    abilities: Abilities,
 }
 
 // SAFETY: the function pointers are to provider code, which any thread may call; only the provider uses its part of the contexts.
-unsafe impl std::marker::Send for ProviderTags {}
+unsafe impl std::marker::Send for Provider {}
 
-impl ProviderTags {
+impl Provider {
     /// Opens and enables an endpoint of `provider` at `source`.
     pub fn open(lib: &Arc<Libfabric>, provider: &str, source: Option<&str>, peers: usize) -> Result<Self, Error> {
         let needed = bindings::FI_TAGGED | bindings::FI_DIRECTED_RECV;
@@ -118,18 +114,19 @@ impl ProviderTags {
         let send_message = entry!(object, tagged: fi_ops_tagged, sendmsg, "fi_tsendmsg").ok().filter(|_| is_card);
         let peek = entry!(object, tagged: fi_ops_tagged, recvmsg, "fi_trecvmsg").ok();
         Ok(Self {
-            properties: Properties {
+            abilities: Abilities {
+                name: endpoint.name()?.into(),
+                max_message: info.max_msg_size(),
                 // A stream carries one payload after another. Other providers carry several at a time.
                 payload_window: if provider.starts_with("tcp") { PAYLOAD_WINDOW } else { usize::MAX },
                 // rxm would read a long message's payload from the new endpoint, which breaks that endpoint's connection.
                 can_discard_stale: !provider.contains("ofi_rxm"),
-                ..Properties::new(endpoint.name()?.into(), provider, info.max_msg_size())
+                provider,
             },
             endpoint,
             queue,
             failures,
             av,
-            known: HashMap::new(),
             send,
             recv,
             inject,
@@ -174,26 +171,38 @@ impl ProviderTags {
         unsafe { Context::<u32>::note(context) }
     }
 
-    fn complete(&mut self, completion: &TaggedCompletion, sender: bindings::fi_addr_t, events: &mut Vec<Event>) {
+    fn complete(
+        &mut self,
+        completion: &TaggedCompletion,
+        sender: bindings::fi_addr_t,
+        completions: &mut Vec<endpoint::Completion>,
+    ) {
         if completion.context.is_null() {
             return;
         }
         let (token, usage) = self.release(Self::index_of(completion.context));
         let from = (self.knows_senders && sender != bindings::FI_ADDR_NOTAVAIL).then_some(Addr(sender));
         match usage {
-            Usage::Send(body) => events.push(Event::Sent { token, body, result: Ok(()) }),
+            Usage::Send(body) => completions.push(endpoint::Completion::Sent { token, body, result: Ok(()) }),
             Usage::Receive(mut bytes) => {
                 let len = completion.len.min(bytes.capacity());
                 // SAFETY: the provider initialised `len` bytes from the start of the buffer, and the length stays within its capacity.
                 unsafe { bytes.set_len(len) };
-                events.push(Event::Received { token, bytes, tag: completion.tag, from, result: Ok(()) });
+                completions.push(endpoint::Completion::Received(Received {
+                    token,
+                    bytes,
+                    tag: completion.tag,
+                    from,
+                    result: Ok(()),
+                }));
             }
-            Usage::Peek => events.push(Event::Peeked { token, found: Some((completion.tag, from)) }),
+            Usage::Peek => completions
+                .push(endpoint::Completion::Peeked { token, found: Some(Found { tag: completion.tag, from }) }),
             Usage::Copied | Usage::Free => {}
         }
     }
 
-    fn fail(&mut self, failure: CompletionError, events: &mut Vec<Event>) {
+    fn fail(&mut self, failure: CompletionError, completions: &mut Vec<endpoint::Completion>) {
         if failure.context.is_null() {
             log::debug!("a failed completion without an operation: {}", failure.into_error("fi_cq_read"));
             return;
@@ -201,7 +210,11 @@ impl ProviderTags {
         let (token, usage) = self.release(Self::index_of(failure.context));
         match usage {
             Usage::Send(body) => {
-                events.push(Event::Sent { token, body, result: Err(failure.into_error("fi_tsend")) });
+                completions.push(endpoint::Completion::Sent {
+                    token,
+                    body,
+                    result: Err(failure.into_error("fi_tsend")),
+                });
             }
             Usage::Receive(bytes) => {
                 let tag = failure.tag;
@@ -210,25 +223,32 @@ impl ProviderTags {
                     bindings::FI_ECANCELED => ReceiveError::Cancelled,
                     _ => ReceiveError::Failed(failure.into_error("fi_trecv")),
                 };
-                events.push(Event::Received { token, bytes, tag, from: None, result: Err(fault) });
+                completions.push(endpoint::Completion::Received(Received {
+                    token,
+                    bytes,
+                    tag,
+                    from: None,
+                    result: Err(fault),
+                }));
             }
             Usage::Peek => {
                 if failure.code != bindings::FI_ENOMSG {
-                    log::debug!("{} cannot peek: {}", self.properties.provider, failure.into_error("fi_trecvmsg"));
+                    log::debug!("{} cannot peek: {}", self.abilities.provider, failure.into_error("fi_trecvmsg"));
                     self.peek = None;
                 }
-                events.push(Event::Peeked { token, found: None });
+                completions.push(endpoint::Completion::Peeked { token, found: None });
             }
             Usage::Copied => {
                 let (body, result) = (Payload::word(0), Err(failure.into_error("fi_tsendmsg")));
-                events.push(Event::Sent { token, body, result });
+                completions.push(endpoint::Completion::Sent { token, body, result });
             }
             Usage::Free => {}
         }
     }
 
     /// Sends a short message, leaving the doorbell to the next send.
-    fn send_with_more(&mut self, send: WithMessage, to: Addr, tag: u64, body: Payload, token: u64) -> SendResult {
+    fn send_with_more(&mut self, send_message: WithMessage, send: Send) -> SendResult {
+        let Send { to, tag, body, token, .. } = send;
         let bytes = body.as_slice();
         let bytes = iovec { iov_base: bytes.as_ptr().cast_mut().cast(), iov_len: bytes.len() };
         let (index, context) = self.begin(token, Usage::Copied);
@@ -236,7 +256,7 @@ impl ProviderTags {
         let flags = bindings::FI_INJECT | bindings::FI_MORE | bindings::FI_COMPLETION;
         // SAFETY: the endpoint is open; message and bytes outlive the call, which copies them (FI_INJECT); the context lives until the
         // endpoint is closed.
-        let code = unsafe { send(self.endpoint.as_ptr(), &message, flags) };
+        let code = unsafe { send_message(self.endpoint.as_ptr(), &message, flags) };
         if code != 0 {
             self.release(index);
         }
@@ -268,39 +288,32 @@ const CARDS: [&str; 2] = ["efa", "softefa"];
 
 const RETRY: isize = -(bindings::FI_EAGAIN as isize);
 
-impl Transport for ProviderTags {
-    fn properties(&self) -> &Properties {
-        &self.properties
+impl endpoint::Endpoint for Provider {
+    fn abilities(&self) -> &Abilities {
+        &self.abilities
     }
 
-    fn connect(&mut self, name: &[u8], _: u64) -> Result<Addr, Error> {
+    fn insert(&mut self, name: &[u8]) -> Result<Addr, Error> {
         // The provider reads as many bytes as its own addresses have.
-        if name.len() != self.properties.name.len() && !self.names_are_text {
+        if name.len() != self.abilities.name.len() && !self.names_are_text {
             let what = format!(
                 "a peer's address has {} bytes, this endpoint's {}: they are of different providers",
                 name.len(),
-                self.properties.name.len()
+                self.abilities.name.len()
             );
             return Err(Error::Argument { what });
         }
-        if let Some(addr) = self.known.get(name) {
-            return Ok(*addr);
-        }
         let FiAddr(number) = self.av.insert(name)?;
-        self.known.insert(name.into(), Addr(number));
         Ok(Addr(number))
     }
 
-    fn identify(&mut self, _: Option<Addr>, stated: &[u8]) -> Result<(Addr, Box<[u8]>), Error> {
-        Ok((self.connect(stated, 0)?, stated.into()))
-    }
-
-    fn send(&mut self, to: Addr, tag: u64, body: Payload, token: u64, more: bool) -> SendResult {
+    fn send(&mut self, send: Send) -> SendResult {
         let endpoint = self.endpoint.as_ptr();
-        let small = body.len() <= self.inject_size;
-        if let Some(send) = self.send_message.filter(|_| small && more) {
-            return self.send_with_more(send, to, tag, body, token);
+        let small = send.body.len() <= self.inject_size;
+        if let Some(send_message) = self.send_message.filter(|_| small && send.more) {
+            return self.send_with_more(send_message, send);
         }
+        let Send { to, tag, body, token, .. } = send;
         let may_inject = small && (self.injects_control || tag & CONTROL == 0);
         if let Some(inject) = self.inject.filter(|_| may_inject) {
             let bytes = body.as_slice();
@@ -358,7 +371,7 @@ impl Transport for ProviderTags {
         }
         self.release(index);
         if code != RETRY {
-            log::debug!("{}: {}", self.properties.provider, self.failure("fi_trecvmsg", code));
+            log::debug!("{}: {}", self.abilities.provider, self.failure("fi_trecvmsg", code));
             self.peek = None;
         }
         false
@@ -377,7 +390,7 @@ impl Transport for ProviderTags {
         }
     }
 
-    fn poll(&mut self, _: Instant, events: &mut Vec<Event>) -> Result<(), Error> {
+    fn poll(&mut self, completions: &mut Vec<endpoint::Completion>) -> Result<(), Error> {
         for _ in 0..BATCHES {
             let senders = self.knows_senders.then_some(&mut self.senders[..]);
             let taken = match self.queue.read(&mut self.batch[..], senders)? {
@@ -385,14 +398,14 @@ impl Transport for ProviderTags {
                 Read::Entries(count) => count.min(BATCH),
                 Read::Failure => {
                     if let Some(failure) = self.queue.read_error()? {
-                        self.fail(failure, events);
+                        self.fail(failure, completions);
                     }
                     continue;
                 }
             };
             for at in 0..taken {
                 let (completion, sender) = (self.batch[at], self.senders[at]);
-                self.complete(&completion, sender, events);
+                self.complete(&completion, sender, completions);
             }
             if taken < BATCH {
                 break;

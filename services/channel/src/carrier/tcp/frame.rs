@@ -1,24 +1,18 @@
-//! A connection's frames: a header, followed in some kinds by bytes.
+//! A connection's frames: a header, and as many bytes as it says.
 
 use zerocopy::{Immutable, IntoBytes, KnownLayout, TryFromBytes};
 
 /// Size of a header in bytes.
 pub(super) const HEADER: usize = size_of::<Header>();
-/// The longest message that is sent before the other end has a receive for it, in bytes.
-pub(super) const EAGER_MAX: usize = 64 << 10;
 
 /// Kinds of frames.
 #[derive(Clone, Copy, Debug, Immutable, IntoBytes, KnownLayout, PartialEq, Eq, TryFromBytes)]
 #[repr(u64)]
 pub(super) enum Kind {
-    /// A whole message of at most [`EAGER_MAX`] bytes, which follow.
-    Message = 1,
-    /// A longer message, which waits for a receive.
-    Offer = 2,
-    /// The sender has a receive for an offered message.
-    Request = 3,
-    /// A message that was requested; its bytes follow.
-    Requested = 4,
+    /// A control message.
+    Control = 1,
+    /// The sender's next message.
+    Message = 2,
 }
 
 /// A frame's header, as it is sent: all numbers are little endian.
@@ -26,16 +20,15 @@ pub(super) enum Kind {
 #[repr(C)]
 pub(super) struct Header {
     pub kind: Kind,
-    pub tag: u64,
-    /// Length of the message in bytes.
+    /// Number of bytes that follow.
     pub len: u64,
 }
 
-const _: () = assert!(HEADER == 24 && cfg!(target_endian = "little"));
+const _: () = assert!(HEADER == 16 && cfg!(target_endian = "little"));
 
 impl Header {
-    pub fn new(kind: Kind, tag: u64, len: usize) -> Self {
-        Self { kind, tag, len: len as u64 }
+    pub fn new(kind: Kind, len: usize) -> Self {
+        Self { kind, len: len as u64 }
     }
 
     pub fn emit(&self) -> [u8; HEADER] {
@@ -54,12 +47,12 @@ mod tests {
 
     #[test]
     fn header_round_trips_golden_bytes() {
-        let header = Header::new(Kind::Request, 0x11, 0x22);
+        let header = Header::new(Kind::Message, 0x22);
         let mut golden = [0; HEADER];
-        (golden[0], golden[8], golden[16]) = (3, 0x11, 0x22);
+        (golden[0], golden[8]) = (2, 0x22);
         assert_eq!(header.emit(), golden);
         assert_eq!(Header::parse(&golden), Some(header));
-        for kind in [0, 5] {
+        for kind in [0, 3] {
             golden[0] = kind;
             assert_eq!(Header::parse(&golden), None);
         }

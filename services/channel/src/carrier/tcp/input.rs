@@ -1,4 +1,4 @@
-//! The receiving half of a connection: assembles frames, and matches messages with receives.
+//! The receiving half of a connection: assembles frames, and keeps messages until a read asks for them.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Read};
@@ -7,13 +7,13 @@ use std::os::fd::AsRawFd;
 
 use nix::libc;
 
-use super::frame::{EAGER_MAX, HEADER, Header, Kind};
-use super::output::Output;
-use crate::proto::tags::Pattern;
-use crate::proto::transport::{Addr, Event, Receive, ReceiveError};
+use super::frame::{HEADER, Header, Kind};
+use crate::proto::outgoing::UNREAD_WINDOW;
+use crate::proto::wire::{CONTROL_MAX, Control};
+use crate::{Violation, buffer_pool};
 
-/// How many of a peer's messages may wait for a receive: twice as many as a channel's unread messages with their lengths.
-const UNMATCHED_MAX: usize = 1024;
+/// Bytes of messages that wait for reads: 256 of 64 KiB. A longer message comes once a read waits for it.
+pub(super) const UNREAD_BYTES: usize = 16 << 20;
 /// If more than this is missing, the rest of a message goes from the socket to its memory without a copy.
 const DIRECT: usize = 16 << 10;
 /// Reads per poll, limited so that no peer keeps this end from its other work.
@@ -24,35 +24,23 @@ const READS: usize = 16;
 pub(super) enum Ended {
     Closed,
     Failed(io::Error),
+    /// The peer sent a frame that no channel sends.
     Malformed(&'static str),
+    /// The peer violated the protocol of channels. The connection can still carry an abort.
+    Violated(Violation),
 }
 
-/// A message waiting for a receive.
-enum Unmatched {
-    Whole(u64, Vec<u8>),
-    Offer(u64, usize),
+/// What arrived.
+pub(super) enum Arrived {
+    /// A control message, with the endpoint name that follows it.
+    Control(Control),
+    /// The next message, which a read asked for.
+    Message(Vec<u8>),
 }
 
-impl Unmatched {
-    fn tag(&self) -> u64 {
-        match self {
-            Self::Whole(tag, _) | Self::Offer(tag, _) => *tag,
-        }
-    }
-}
-
-/// Where the bytes of a message go.
-enum Sink {
-    /// The receive with this token.
-    Receive(u64),
-    Unmatched,
-    Nowhere,
-}
-
-/// A message that isn't complete yet.
+/// A frame that isn't complete yet.
 struct Partial {
-    tag: u64,
-    sink: Sink,
+    kind: Kind,
     bytes: Vec<u8>,
     missing: usize,
 }
@@ -60,119 +48,73 @@ struct Partial {
 impl Partial {
     /// True if the rest goes straight from the socket to its place.
     fn is_direct(&self) -> bool {
-        matches!(self.sink, Sink::Receive(_)) && self.missing > DIRECT
-    }
-}
-
-/// A receive whose message has been requested.
-struct Requested {
-    tag: u64,
-    len: usize,
-    token: u64,
-    buffer: Vec<u8>,
-}
-
-/// What all connections of an endpoint share.
-#[derive(Default)]
-pub(super) struct Shared {
-    /// Receives for messages from any peer.
-    pub any_source: VecDeque<Receive>,
-    pub events: Vec<Event>,
-}
-
-impl Shared {
-    /// Cancels receives for messages from any peer.
-    pub fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
-        cancel(&mut self.any_source, which, &mut self.events);
-    }
-
-    fn received(&mut self, from: Addr, token: u64, bytes: Vec<u8>, tag: u64, result: Result<(), ReceiveError>) {
-        self.events.push(Event::Received { token, bytes, tag, from: Some(from), result });
+        self.missing > DIRECT
     }
 }
 
 /// The receiving half.
 pub(super) struct Input {
-    from: Addr,
+    /// Length of the longest message, in bytes.
+    max_message: usize,
     /// The start of a header.
     header: Vec<u8>,
     partial: Option<Partial>,
-    posted: VecDeque<Receive>,
-    requested: Vec<Requested>,
-    unmatched: VecDeque<Unmatched>,
+    /// Id of the next message that arrives.
+    next: u32,
+    /// The memory of reads that wait for messages; and messages that wait for reads, and their bytes. One of the two is empty.
+    reads: VecDeque<Vec<u8>>,
+    unread: VecDeque<Vec<u8>>,
+    unread_bytes: usize,
 }
 
 impl Input {
-    pub fn new(from: Addr) -> Self {
-        let (posted, unmatched) = (VecDeque::new(), VecDeque::new());
-        Self { from, header: Vec::new(), partial: None, posted, requested: Vec::new(), unmatched }
-    }
-
-    /// Posts a receive, or matches it with a waiting message.
-    pub fn receive(&mut self, receive: Receive, output: &mut Output, shared: &mut Shared) {
-        if let Some(receive) = self.receive_waiting(receive, output, shared) {
-            self.posted.push_back(receive);
+    pub fn new(max_message: usize) -> Self {
+        Self {
+            max_message,
+            header: Vec::new(),
+            partial: None,
+            next: 0,
+            reads: VecDeque::new(),
+            unread: VecDeque::new(),
+            unread_bytes: 0,
         }
     }
 
-    /// Matches a receive with a waiting message; gives it back if none matches.
-    pub fn receive_waiting(&mut self, receive: Receive, output: &mut Output, shared: &mut Shared) -> Option<Receive> {
-        let at = self.unmatched.iter().position(|message| receive.pattern.matches(message.tag()));
-        match at.and_then(|at| self.unmatched.remove(at)) {
-            None => Some(receive),
-            Some(message) => {
-                self.match_with(message, receive, output, shared);
-                None
-            }
-        }
+    /// Sets the id of the peer's first message.
+    pub fn start_at(&mut self, id: u32) {
+        self.next = id;
     }
 
-    fn match_with(&mut self, message: Unmatched, receive: Receive, output: &mut Output, shared: &mut Shared) {
-        let Receive { token, buffer, len: room, .. } = receive;
-        match message {
-            Unmatched::Whole(tag, bytes) if bytes.len() <= room => {
-                let bytes = if buffer.capacity() < bytes.len() { bytes } else { copied(buffer, &bytes) };
-                shared.received(self.from, token, bytes, tag, Ok(()));
-            }
-            Unmatched::Offer(tag, len) if len <= room => {
-                output.header(Kind::Request, tag, len);
-                self.requested.push(Requested { tag, len, token, buffer });
-            }
-            Unmatched::Whole(tag, _) | Unmatched::Offer(tag, _) => {
-                shared.received(self.from, token, buffer, tag, Err(ReceiveError::Truncated));
-            }
-        }
+    /// Bytes of the message that is arriving.
+    pub fn message_bytes(&self) -> usize {
+        self.partial.as_ref().map_or(0, |partial| partial.bytes.len() + partial.missing)
     }
 
-    /// Keeps a message for which no receive is posted.
-    fn wait(&mut self, message: Unmatched) -> Result<(), Ended> {
-        if self.unmatched.len() >= UNMATCHED_MAX {
-            return Err(Ended::Malformed("it sent more messages than a channel has unread"));
-        }
-        self.unmatched.push_back(message);
-        Ok(())
+    /// Adds a read. Returns the next message if it has arrived.
+    pub fn read_message(&mut self, buffer: Vec<u8>) -> Option<Vec<u8>> {
+        let Some(message) = self.unread.pop_front() else {
+            self.reads.push_back(buffer);
+            return None;
+        };
+        self.unread_bytes -= message.len();
+        Some(into_memory_of(buffer, message))
     }
 
-    /// The tag of the first waiting message that matches.
-    pub fn peek(&self, pattern: Pattern) -> Option<u64> {
-        self.unmatched.iter().map(Unmatched::tag).find(|tag| pattern.matches(*tag))
-    }
-
-    /// Cancels receives, except those whose messages have been requested or are arriving.
-    pub fn cancel(&mut self, which: &dyn Fn(u64) -> bool, shared: &mut Shared) {
-        cancel(&mut self.posted, which, &mut shared.events);
+    /// True if messages wait for reads.
+    #[cfg(test)]
+    pub fn has_unread(&self) -> bool {
+        !self.unread.is_empty()
     }
 
     /// Reads what has arrived, using `scratch` for bytes whose destination isn't known yet.
     ///
     /// # Errors
-    /// If the connection is over. What arrived before that has been received.
+    /// If the connection is over. What arrived before that is in `arrived`.
     pub fn read(
         &mut self,
         socket: &mut TcpStream,
         scratch: &mut [u8],
-        output: &mut Output,
-        shared: &mut Shared,
+        arrived: &mut Vec<Arrived>,
     ) -> Result<(), Ended> {
         for _ in 0..READS {
             let is_direct = self.partial.as_ref().is_some_and(Partial::is_direct);
@@ -190,9 +132,9 @@ impl Input {
             match &mut self.partial {
                 Some(partial) if is_direct => {
                     partial.missing -= len;
-                    self.proceed(&[], output, shared)?;
+                    self.proceed(&[], arrived)?;
                 }
-                _ => self.proceed(&scratch[..len], output, shared)?,
+                _ => self.proceed(&scratch[..len], arrived)?,
             }
             if len < room {
                 break;
@@ -202,19 +144,17 @@ impl Input {
     }
 
     /// Processes bytes that have arrived.
-    fn proceed(&mut self, mut bytes: &[u8], output: &mut Output, shared: &mut Shared) -> Result<(), Ended> {
+    fn proceed(&mut self, mut bytes: &[u8], arrived: &mut Vec<Arrived>) -> Result<(), Ended> {
         loop {
             if let Some(partial) = &mut self.partial {
                 let (part, rest) = bytes.split_at(partial.missing.min(bytes.len()));
-                if !matches!(partial.sink, Sink::Nowhere) {
-                    partial.bytes.extend_from_slice(part);
-                }
+                partial.bytes.extend_from_slice(part);
                 partial.missing -= part.len();
                 bytes = rest;
                 if partial.missing > 0 {
                     return Ok(());
                 }
-                self.complete(output, shared)?;
+                self.complete(arrived)?;
             }
             let (part, rest) = bytes.split_at((HEADER - self.header.len()).min(bytes.len()));
             self.header.extend_from_slice(part);
@@ -222,75 +162,73 @@ impl Input {
             let Ok(header) = self.header[..].try_into() else { return Ok(()) };
             self.header.clear();
             let header = Header::parse(&header).ok_or(Ended::Malformed("it sent bytes that are not a frame"))?;
-            self.begin(&header, output, shared)?;
+            self.begin(&header)?;
         }
-    }
-
-    /// Takes the first receive that matches `tag`.
-    fn take_posted(&mut self, tag: u64, shared: &mut Shared) -> Option<Receive> {
-        [&mut self.posted, &mut shared.any_source].into_iter().find_map(|posted| {
-            let at = posted.iter().position(|receive| receive.pattern.matches(tag))?;
-            posted.remove(at)
-        })
     }
 
     /// Handles a header.
-    fn begin(&mut self, header: &Header, output: &mut Output, shared: &mut Shared) -> Result<(), Ended> {
-        let (tag, len) = (header.tag, usize::try_from(header.len).unwrap_or(usize::MAX));
-        let (sink, mut bytes) = match header.kind {
-            Kind::Request => {
-                output.request(tag);
-                return Ok(());
+    fn begin(&mut self, header: &Header) -> Result<(), Ended> {
+        let kind = header.kind;
+        let (max, violation) = match kind {
+            Kind::Control => (CONTROL_MAX, Violation::Control),
+            Kind::Message => {
+                let max = self.max_message;
+                (max, Violation::TooLong { id: self.next, len: header.len, max })
             }
-            Kind::Offer => {
-                return match self.take_posted(tag, shared) {
-                    None => self.wait(Unmatched::Offer(tag, len)),
-                    Some(receive) => {
-                        self.match_with(Unmatched::Offer(tag, len), receive, output, shared);
-                        Ok(())
-                    }
-                };
-            }
-            Kind::Requested => {
-                let at = self.requested.iter().position(|requested| (requested.tag, requested.len) == (tag, len));
-                let at = at.ok_or(Ended::Malformed("it sent a long message that was not requested"))?;
-                let Requested { token, buffer, .. } = self.requested.remove(at);
-                (Sink::Receive(token), buffer)
-            }
-            Kind::Message if len > EAGER_MAX => {
-                return Err(Ended::Malformed("it sent a long message that it had not offered"));
-            }
-            Kind::Message => match self.take_posted(tag, shared) {
-                None => (Sink::Unmatched, Vec::new()),
-                Some(receive) if len <= receive.len => (Sink::Receive(receive.token), receive.buffer),
-                Some(receive) => {
-                    shared.received(self.from, receive.token, receive.buffer, tag, Err(ReceiveError::Truncated));
-                    (Sink::Nowhere, Vec::new())
-                }
-            },
         };
-        if !matches!(sink, Sink::Nowhere) {
-            bytes.clear();
-            bytes.reserve_exact(len);
+        let len = usize::try_from(header.len).ok().filter(|len| *len <= max).ok_or(Ended::Violated(violation))?;
+        let mut bytes = Vec::new();
+        if kind == Kind::Message {
+            self.next = self.next.wrapping_add(1);
+            bytes = self.memory(len)?;
         }
-        self.partial = Some(Partial { tag, sink, bytes, missing: len });
+        bytes.clear();
+        bytes.reserve_exact(len);
+        self.partial = Some(Partial { kind, bytes, missing: len });
         Ok(())
     }
 
-    /// Handles a message that has arrived completely.
-    fn complete(&mut self, output: &mut Output, shared: &mut Shared) -> Result<(), Ended> {
-        let Some(Partial { tag, sink, bytes, .. }) = self.partial.take() else { return Ok(()) };
-        match sink {
-            Sink::Receive(token) => shared.received(self.from, token, bytes, tag, Ok(())),
-            // A receive may have been posted while the message was arriving.
-            Sink::Unmatched => match self.take_posted(tag, shared) {
-                Some(receive) => self.match_with(Unmatched::Whole(tag, bytes), receive, output, shared),
-                None => self.wait(Unmatched::Whole(tag, bytes))?,
+    /// Returns memory for the next message: the read's that waits for it, if it has enough.
+    fn memory(&mut self, len: usize) -> Result<Vec<u8>, Ended> {
+        let memory = match self.reads.front_mut() {
+            Some(buffer) => std::mem::take(buffer),
+            None if self.unread.len() >= UNREAD_WINDOW as usize || self.unread_bytes + len > UNREAD_BYTES => {
+                return Err(Ended::Malformed("it sent more messages than a channel has unread"));
+            }
+            None => Vec::new(),
+        };
+        Ok(if memory.capacity() < len { buffer_pool::take(len).unwrap_or(memory) } else { memory })
+    }
+
+    /// Handles a frame that has arrived completely.
+    fn complete(&mut self, arrived: &mut Vec<Arrived>) -> Result<(), Ended> {
+        let Some(Partial { kind, bytes, .. }) = self.partial.take() else { return Ok(()) };
+        match kind {
+            Kind::Control => {
+                let (message, _) = Control::parse(&bytes).ok_or(Ended::Violated(Violation::Control))?;
+                arrived.push(Arrived::Control(message));
+            }
+            Kind::Message => match self.reads.pop_front() {
+                // The read may have come while the message was arriving.
+                Some(buffer) => arrived.push(Arrived::Message(into_memory_of(buffer, bytes))),
+                None => {
+                    self.unread_bytes += bytes.len();
+                    self.unread.push_back(bytes);
+                }
             },
-            Sink::Nowhere => {}
         }
         Ok(())
     }
+}
+
+/// Moves a message into `buffer` if it fits its capacity.
+fn into_memory_of(mut buffer: Vec<u8>, message: Vec<u8>) -> Vec<u8> {
+    if message.is_empty() || buffer.capacity() < message.len() {
+        return message;
+    }
+    buffer.clear();
+    buffer.extend_from_slice(&message);
+    buffer
 }
 
 /// Reads and drops what has arrived on a connection that this end has left.
@@ -305,25 +243,6 @@ pub(super) fn skip(socket: &mut TcpStream, scratch: &mut [u8]) -> Result<(), End
         }
     }
     Ok(())
-}
-
-fn cancel(posted: &mut VecDeque<Receive>, which: &dyn Fn(u64) -> bool, events: &mut Vec<Event>) {
-    let all = std::mem::take(posted).into_iter();
-    let (cancelled, kept): (VecDeque<_>, VecDeque<_>) = all.partition(|receive| which(receive.token));
-    *posted = kept;
-    events.extend(cancelled.into_iter().map(|Receive { from, token, buffer, .. }| Event::Received {
-        token,
-        bytes: buffer,
-        tag: 0,
-        from,
-        result: Err(ReceiveError::Cancelled),
-    }));
-}
-
-fn copied(mut buffer: Vec<u8>, bytes: &[u8]) -> Vec<u8> {
-    buffer.clear();
-    buffer.extend_from_slice(bytes);
-    buffer
 }
 
 /// Appends at most `len` bytes from the socket to `bytes`, which has room for them.

@@ -1,4 +1,4 @@
-//! The sending half of a connection: frames in order, and requested messages after them.
+//! The sending half of a connection: control messages, and messages after them.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice};
@@ -8,12 +8,13 @@ use std::os::fd::AsRawFd;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, sendmsg};
 
-use super::frame::{EAGER_MAX, Header, Kind};
+use super::frame::{Header, Kind};
 use crate::Payload;
-use crate::proto::transport::{Event, SendResult};
 
 /// Messages up to this length are copied, which costs less than sending them from where they are.
 const COPIED_MAX: usize = 4 << 10;
+/// Longer messages go out one after the other, so that control messages don't wait behind all of them.
+const QUEUED_MAX: usize = 64 << 10;
 /// The most bytes of copied frames in one piece.
 const PIECE: usize = 64 << 10;
 /// Copied bytes that may wait for a peer. A channel has fewer; a peer that makes this end answer but doesn't read loses its connection.
@@ -21,17 +22,22 @@ const COPIED_WAITING_MAX: usize = 4 << 20;
 /// Pieces per system call.
 const PIECES: usize = 32;
 
+/// A message in its own memory.
+pub(super) struct Lent {
+    pub id: u32,
+    pub body: Payload,
+}
+
 enum Piece {
     Copied(Vec<u8>),
-    /// A message in its own memory, and the token of its send.
-    Lent(Payload, u64),
+    Lent(Lent),
 }
 
 impl Piece {
     fn bytes(&self) -> &[u8] {
         match self {
             Self::Copied(bytes) => bytes,
-            Self::Lent(payload, _) => payload.as_slice(),
+            Self::Lent(lent) => lent.body.as_slice(),
         }
     }
 }
@@ -44,41 +50,51 @@ pub(super) struct Output {
     sent: usize,
     /// Bytes in copied pieces.
     copied: usize,
-    /// Long messages that haven't been requested, with their tags and tokens.
-    offered: Vec<(u64, Payload, u64)>,
-    /// Requested ones. Each goes out once all pieces before it have been sent, so that control messages don't wait behind all of them.
-    requested: VecDeque<(u64, Payload, u64)>,
+    /// Messages that go out once all pieces have been sent, from the first long one on.
+    messages: VecDeque<Lent>,
+    /// Bytes of messages that haven't been sent.
+    bytes: usize,
 }
 
 impl Output {
-    /// True if nothing is waiting for room.
-    pub fn is_empty(&self) -> bool {
-        self.pieces.is_empty() && self.requested.is_empty()
-    }
-
     /// True if the peer takes nothing while it makes this end send more and more.
     pub fn is_too_long(&self) -> bool {
         self.copied > COPIED_WAITING_MAX
     }
 
-    pub fn send(&mut self, tag: u64, body: Payload, token: u64) -> SendResult {
-        let len = body.len();
-        if len > EAGER_MAX {
-            self.header(Kind::Offer, tag, len);
-            self.offered.push((tag, body, token));
-            return SendResult::Posted;
-        }
-        self.header(Kind::Message, tag, len);
-        if len <= COPIED_MAX {
-            self.copy(body.as_slice());
-            return SendResult::Done(body);
-        }
-        self.pieces.push_back(Piece::Lent(body, token));
-        SendResult::Posted
+    /// Bytes of messages that are in their own memory and haven't been sent.
+    pub fn message_bytes(&self) -> usize {
+        self.bytes
     }
 
-    pub fn header(&mut self, kind: Kind, tag: u64, len: usize) {
-        self.copy(&Header::new(kind, tag, len).emit());
+    pub fn control(&mut self, bytes: &[u8]) {
+        self.copy(&Header::new(Kind::Control, bytes.len()).emit());
+        self.copy(bytes);
+    }
+
+    /// Queues the next message. Returns the body if it was copied.
+    pub fn message(&mut self, id: u32, body: Payload) -> Option<Payload> {
+        let is_queued = !self.messages.is_empty() || body.len() > QUEUED_MAX;
+        self.bytes += body.len();
+        let lent = Lent { id, body };
+        if is_queued {
+            self.messages.push_back(lent);
+            return None;
+        }
+        self.push(lent).map(|copied| copied.body)
+    }
+
+    /// Makes a message the next piece. Returns it if it was copied.
+    fn push(&mut self, lent: Lent) -> Option<Lent> {
+        let bytes = lent.body.as_slice();
+        self.copy(&Header::new(Kind::Message, bytes.len()).emit());
+        if bytes.len() <= COPIED_MAX {
+            self.copy(bytes);
+            self.bytes -= bytes.len();
+            return Some(lent);
+        }
+        self.pieces.push_back(Piece::Lent(lent));
+        None
     }
 
     fn copy(&mut self, bytes: &[u8]) {
@@ -89,29 +105,33 @@ impl Output {
         }
     }
 
-    /// Called when the peer has a receive for an offered message. A request that matches none is the peer's loss.
-    pub fn request(&mut self, tag: u64) {
-        if let Some(at) = self.offered.iter().position(|(offered, ..)| *offered == tag) {
-            self.requested.push_back(self.offered.remove(at));
+    /// Drops the messages that haven't begun to be sent.
+    pub fn drop_queued(&mut self) {
+        self.bytes -= self.messages.drain(..).map(|lent| lent.body.len()).sum::<usize>();
+    }
+
+    /// Makes queued messages the next pieces, up to the first long one; adds those that are copied to `sent`.
+    fn next_pieces(&mut self, sent: &mut Vec<Lent>) {
+        while let Some(lent) = self.messages.pop_front() {
+            let is_long = lent.body.len() > QUEUED_MAX;
+            sent.extend(self.push(lent));
+            if is_long {
+                return;
+            }
         }
     }
 
-    /// Drops the long messages that the peer hasn't begun to receive.
-    pub fn drop_long(&mut self) {
-        self.offered.clear();
-        self.requested.clear();
-    }
-
-    /// Writes what the socket takes; true if nothing is left.
+    /// Writes what the socket takes, and adds the messages that it took to `sent`; true if nothing is left.
     ///
     /// # Errors
     /// If the connection is over.
-    pub fn write(&mut self, socket: &TcpStream, events: &mut Vec<Event>) -> io::Result<bool> {
+    pub fn write(&mut self, socket: &TcpStream, sent: &mut Vec<Lent>) -> io::Result<bool> {
         loop {
             if self.pieces.is_empty() {
-                let Some((tag, body, token)) = self.requested.pop_front() else { return Ok(true) };
-                self.header(Kind::Requested, tag, body.len());
-                self.pieces.push_back(Piece::Lent(body, token));
+                self.next_pieces(sent);
+            }
+            if self.pieces.is_empty() {
+                return Ok(true);
             }
             let mut slices = [IoSlice::new(&[]); PIECES];
             let (mut count, mut total) = (0, 0);
@@ -122,7 +142,7 @@ impl Output {
             }
             match sendmsg::<()>(socket.as_raw_fd(), &slices[..count], &[], MsgFlags::MSG_NOSIGNAL, None) {
                 Ok(taken) => {
-                    self.taken(taken, events);
+                    self.taken(taken, sent);
                     if taken < total {
                         return Ok(false);
                     }
@@ -135,7 +155,7 @@ impl Output {
     }
 
     /// Accounts for bytes that the socket took.
-    fn taken(&mut self, bytes: usize, events: &mut Vec<Event>) {
+    fn taken(&mut self, bytes: usize, sent: &mut Vec<Lent>) {
         self.sent += bytes;
         while let Some(first) = self.pieces.front()
             && self.sent >= first.bytes().len()
@@ -143,7 +163,10 @@ impl Output {
             self.sent -= first.bytes().len();
             match self.pieces.pop_front() {
                 Some(Piece::Copied(piece)) => self.copied -= piece.len(),
-                Some(Piece::Lent(body, token)) => events.push(Event::Sent { token, body, result: Ok(()) }),
+                Some(Piece::Lent(lent)) => {
+                    self.bytes -= lent.body.len();
+                    sent.push(lent);
+                }
                 None => {}
             }
         }

@@ -7,17 +7,16 @@ use ferrogin_libfabric::Error;
 use ferrogin_rendezvous::Secret;
 
 use super::{Engine, MAX_LIMIT, find};
-use crate::proto::callback::{Callback, CloseDone, OpenDone, Opened, ReadDone, WriteDone};
-use crate::proto::channel_state::{ChannelState, Closing, Phase, RemoteChannel};
-use crate::proto::hello::PriorChannel;
+use crate::proto::carrier::Peer;
+use crate::proto::channel_state::{ChannelState, Closing, Listening, Phase, RemoteChannel};
 use crate::proto::incoming::Incoming;
-use crate::proto::listening::Listening;
-use crate::proto::operation::NO_CHANNEL;
 use crate::proto::outgoing::Outgoing;
-use crate::proto::secret::secret;
-use crate::proto::transport::Addr;
-use crate::proto::wire::{self, Address, Carrier, Control, Kind, NAME_MAX, SHARED_LISTENER};
+use crate::proto::wire::{self, Address, Control, Kind, NAME_MAX, SHARED_LISTENER, Transport, secret};
+use crate::proto::{Callback, CloseDone, OpenDone, Opened, ReadDone, WriteDone};
 use crate::{ChannelError, Payload, Reason};
+
+/// How many channels an endpoint can have had.
+const MAX_CHANNELS: u32 = (1 << 28) - 1;
 
 impl Engine {
     /// Queues a message.
@@ -36,11 +35,13 @@ impl Engine {
     pub fn read(&mut self, channel: u32, ticket: u64, buffer: Vec<u8>, done: ReadDone) {
         let result = match find(&mut self.channels, channel) {
             None => Err(ChannelError::Stopped),
-            Some(state) => match (state.incoming.take_returned(), state.refuses_reads()) {
+            Some(state) => match (state.incoming.take_unclaimed(), state.refuses_reads()) {
                 (Some(message), _) => Ok(message),
                 (None, Some(error)) => Err(error),
                 (None, None) => {
-                    state.incoming.push(ticket, buffer, done);
+                    if state.incoming.push(ticket, done) {
+                        self.carrier.read(state.addr, buffer);
+                    }
                     return self.schedule(channel);
                 }
             },
@@ -99,7 +100,7 @@ impl Engine {
             (closing.deadline, closing.limit) = (deadline, limit);
         }
         let error = state.closed_locally();
-        state.incoming.drop_returned();
+        state.incoming.drop_unclaimed();
         state.incoming.fail(&error, &mut self.callbacks);
         if state.remote_close.is_some() || matches!(state.phase, Phase::Connecting { .. }) {
             self.end(channel, error);
@@ -144,22 +145,23 @@ impl Engine {
             return Err(ended.clone());
         }
         let (listener, shared) = (self.listeners.len() as u32, self.shared_secret());
-        if shared.is_some() && self.shared_listener().is_some() {
+        if shared.is_some() && self.shared_listener.is_some() {
             let what = "a reactor with Config::secret has one listener at a time: drop the other one first".to_owned();
             return Err(ChannelError::CannotListen(Error::Argument { what }));
         }
         let secret = shared.unwrap_or_else(secret);
-        let name = self.transport.listen(listener, secret).map_err(ChannelError::CannotListen)?;
+        let name = self.carrier.listen(listener, secret).map_err(ChannelError::CannotListen)?;
         if name.is_empty() || name.len() > NAME_MAX {
-            return Err(ChannelError::BadAddress { what: "the provider's endpoint names do not fit into 128 bytes" });
+            let what = "the provider's endpoint names do not fit into 128 bytes".to_owned();
+            return Err(ChannelError::BadAddress { what });
         }
-        let carrier = self.transport.properties().carrier;
+        let transport = self.carrier.properties().transport;
         let address = match shared {
-            Some(_) => Address { carrier, listener: SHARED_LISTENER, secret: None, name },
-            None => Address { carrier, listener, secret: Some(secret), name },
+            Some(_) => Address { transport, listener: SHARED_LISTENER, secret: None, name },
+            None => Address { transport, listener, secret: Some(secret), name },
         };
+        self.shared_listener = shared.map(|_| listener);
         self.listeners.push(Some(Listening::default()));
-        self.secrets.push(secret);
         Ok((listener, address))
     }
 
@@ -207,7 +209,8 @@ impl Engine {
     /// Closes a listener and aborts the channels that haven't been accepted.
     pub fn close_listener(&mut self, listener: u32) {
         let Some(mut listening) = self.listeners.get_mut(listener as usize).and_then(Option::take) else { return };
-        self.transport.unlisten(listener);
+        self.carrier.unlisten(listener);
+        self.shared_listener = self.shared_listener.filter(|shared| *shared != listener);
         listening.fail(&ChannelError::Stopped, &mut self.callbacks);
         for channel in listening.arrived {
             self.abort(channel);
@@ -222,13 +225,6 @@ impl Engine {
         Some(u64::from_le_bytes(*bytes).max(1))
     }
 
-    /// The open listener that uses that secret.
-    pub(super) fn shared_listener(&self) -> Option<u32> {
-        let secret = self.shared_secret()?;
-        let is_it = |number: &usize| self.secrets[*number] == secret && self.listeners[*number].is_some();
-        (0..self.secrets.len()).rev().find(is_it).map(|number| number as u32)
-    }
-
     pub(super) fn listening(&mut self, listener: u32) -> Option<&mut Listening> {
         self.listeners.get_mut(listener as usize)?.as_mut()
     }
@@ -240,80 +236,76 @@ impl Engine {
         self.callbacks.push(Callback::Open(done, opened));
     }
 
-    /// Opens a channel to a listener. `start` is the id of the first message.
-    pub fn connect(&mut self, address: &Address, start: u32, limit: Duration, done: OpenDone) {
-        let peer = address.endpoint();
-        let error = if let Some(ended) = &self.ended {
-            ended.clone()
-        } else if *address.name == *self.transport.properties().name {
-            ChannelError::BadAddress { what: "it is an address of this reactor: a channel needs two reactors" }
-        } else if address.carrier != self.transport.properties().carrier {
-            let what = match address.carrier {
-                Carrier::Tcp => {
-                    "its listener is over tcp, and this reactor over another provider: open both with the same Config::provider"
+    /// Opens a channel to a listener.
+    pub fn connect(&mut self, address: &Address, limit: Duration, done: OpenDone) {
+        match self.start_connect(address) {
+            Err(error) => self.callbacks.push(Callback::Open(done, Err(error))),
+            Ok(channel) => {
+                let deadline = self.now + limit.min(MAX_LIMIT);
+                if let Some(state) = self.state_of(channel) {
+                    state.phase = Phase::Connecting { done, deadline, limit };
                 }
-                Carrier::Tags => {
-                    "its listener is not over tcp, and this reactor is: open both with the same Config::provider"
-                }
-            };
-            ChannelError::BadAddress { what }
-        } else if self.has_channel_with(&address.name) {
-            ChannelError::Refused { peer, reason: Reason::PairInUse }
-        } else if let Some(secret) = address.secret.or_else(|| self.shared_secret()) {
-            let prior = self.by_name.get(&address.name).map(PriorChannel::next);
-            let (start, start_id) = prior.unwrap_or((start, 0));
-            match self.transport.connect(&address.name, secret) {
-                Err(source) => ChannelError::Unreachable { peer, source },
-                Ok(addr) => match self.add_channel(addr, &address.name, start) {
-                    None => ChannelError::Refused { peer, reason: Reason::Busy },
-                    Some(channel) => {
-                        let deadline = self.now + limit.min(MAX_LIMIT);
-                        let value = self.max_read() as u64;
-                        let name = self.transport.properties().name.clone();
-                        let Some(state) = self.state_of(channel) else { return };
-                        state.phase = Phase::Connecting { done, deadline, limit };
-                        if prior.is_some() {
-                            state.incoming.follows_prior = true;
-                        }
-                        let hello = Control {
-                            from: channel,
-                            sender_secret: state.secret,
-                            value,
-                            id: start,
-                            start_id,
-                            ..Control::new(Kind::Hello, address.listener, secret)
-                        };
-                        self.send_control_to(addr, channel, &hello, &name);
-                        return;
-                    }
-                },
             }
-        } else {
-            ChannelError::BadAddress { what: "it has no key: pass HOST:PORT#KEY, or set Config::secret on both ends" }
-        };
-        self.callbacks.push(Callback::Open(done, Err(error)));
+        }
     }
 
-    /// True if a channel with that endpoint is open.
-    fn has_channel_with(&mut self, name: &[u8]) -> bool {
-        let channel = self.by_name.get(name).map(|prior| prior.channel);
-        channel.and_then(|channel| self.state_of(channel)).is_some_and(|state| state.is_live())
+    /// Adds a channel and sends its hello.
+    fn start_connect(&mut self, address: &Address) -> Result<u32, ChannelError> {
+        let peer = address.endpoint();
+        let bad = |what: &str| ChannelError::BadAddress { what: what.to_owned() };
+        let properties = self.carrier.properties();
+        if let Some(ended) = &self.ended {
+            return Err(ended.clone());
+        }
+        if *address.name == *properties.name {
+            return Err(bad("it is an address of this reactor: a channel needs two reactors"));
+        }
+        if address.transport != properties.transport {
+            return Err(bad(match address.transport {
+                Transport::Tcp => {
+                    "its listener is over tcp, and this reactor over another provider: open both with the same Config::provider"
+                }
+                Transport::Tags => {
+                    "its listener is not over tcp, and this reactor is: open both with the same Config::provider"
+                }
+            }));
+        }
+        let secret = address.secret.or_else(|| self.shared_secret());
+        let secret =
+            secret.ok_or_else(|| bad("it has no key: pass HOST:PORT#KEY, or set Config::secret on both ends"))?;
+        let addr = match self.carrier.connect(&address.name, secret) {
+            Ok(addr) => addr,
+            Err(source) => return Err(ChannelError::Unreachable { peer, source }),
+        };
+        if self.channel_of(addr).and_then(|channel| self.state_of(channel)).is_some_and(|state| state.is_live()) {
+            return Err(ChannelError::Refused { peer, reason: Reason::PairInUse });
+        }
+        let channel = self.add_channel(addr, &address.name);
+        let channel = channel.ok_or(ChannelError::Refused { peer, reason: Reason::Busy })?;
+        let hello = Control {
+            from: channel,
+            sender_secret: self.state_of(channel).map_or(0, |state| state.secret),
+            value: self.max_read() as u64,
+            ..Control::new(Kind::Hello, address.listener, secret)
+        };
+        self.carrier.send_hello(addr, hello);
+        Ok(channel)
     }
 
     /// Length of the longest message that this end accepts, in bytes.
     pub(super) fn max_read(&self) -> usize {
-        self.config.max_message.min(self.transport.properties().max_message)
+        self.config.max_message.min(self.carrier.properties().max_message)
     }
 
-    pub(super) fn add_channel(&mut self, addr: Addr, name: &[u8], start: u32) -> Option<u32> {
-        let channel = u32::try_from(self.channels.len()).ok().filter(|number| *number < NO_CHANNEL)?;
+    pub(super) fn add_channel(&mut self, addr: Peer, name: &[u8]) -> Option<u32> {
+        let channel = u32::try_from(self.channels.len()).ok().filter(|number| *number < MAX_CHANNELS)?;
+        let unread_bytes = self.carrier.properties().unread_bytes;
         let state = ChannelState {
             peer: wire::label(name),
-            name: name.into(),
             addr,
             phase: Phase::Open,
-            outgoing: Outgoing::new(channel, start, self.config.depth),
-            incoming: Incoming::new(channel, 0, self.config.depth, self.max_read()),
+            outgoing: Outgoing::new(self.config.depth, unread_bytes),
+            incoming: Incoming::new(unread_bytes),
             secret: secret(),
             remote: RemoteChannel::default(),
             max_write: 0,
@@ -321,16 +313,11 @@ impl Engine {
             remote_close: None,
             released: false,
             last_heard: self.now,
-            last_payload_peek: self.now,
             pinged_at: None,
             scheduled: false,
         };
         self.channels.push(Some(Box::new(state)));
-        // Where each channel has its own connection, no message of an earlier channel can arrive.
-        if self.transport.properties().carrier == Carrier::Tags {
-            self.by_name.insert(name.into(), PriorChannel { channel, write: start, read: start });
-        }
-        self.by_addr.insert(addr, channel);
+        self.set_channel_of(addr, Some(channel));
         Some(channel)
     }
 }

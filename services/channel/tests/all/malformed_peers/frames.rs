@@ -8,8 +8,8 @@ use ferrogin_rendezvous::proof::Domain;
 use ferrogin_rendezvous::{Address, Claim, Dial, Listener, Secret};
 use ferrogin_test_support::wait::{poll_until, wait_for};
 
-use super::OWN_SECRET;
 use super::raw::{CONTROL, IDS, Raw};
+use super::{OWN_SECRET, PAYLOAD};
 
 /// Either end of a TCP connection, and the frames that channels send on it.
 pub struct Frames {
@@ -19,12 +19,12 @@ pub struct Frames {
     input: Vec<u8>,
 }
 
-const DOMAIN: Domain = *b"channel\x06";
-/// Size of a frame's header, and of the longest message that need not be offered, in bytes.
-const HEADER: usize = 24;
-const EAGER_MAX: usize = 64 << 10;
-const MESSAGE: u64 = 1;
-const OFFER: u64 = 2;
+pub const DOMAIN: Domain = *b"channel\x07";
+/// Size of a frame's header, in bytes.
+const HEADER: usize = 16;
+/// Kinds of frames.
+const CONTROL_FRAME: u64 = 1;
+pub const MESSAGE: u64 = 2;
 
 /// A listener's secret, in the form that is proved.
 fn proved(secret: u64) -> Secret {
@@ -32,8 +32,8 @@ fn proved(secret: u64) -> Secret {
 }
 
 /// A frame without a body.
-pub fn header(kind: u64, tag: u64, len: u64) -> [u8; HEADER] {
-    let words = [kind, tag, len].map(u64::to_le_bytes);
+pub fn header(kind: u64, len: u64) -> [u8; HEADER] {
+    let words = [kind, len].map(u64::to_le_bytes);
     words.as_flattened().try_into().unwrap()
 }
 
@@ -90,11 +90,16 @@ impl Raw for Frames {
         self.socket = stream.into_tcp();
     }
 
+    /// Sends what has a control message's tag or a payload's.
     fn send(&mut self, tag: u64, bytes: &[u8]) {
-        // No receive in these tests is long enough for a message that has to be offered.
-        let offered = bytes.len() > EAGER_MAX;
-        self.send_bytes(&header(if offered { OFFER } else { MESSAGE }, tag, bytes.len() as u64));
-        self.send_bytes(if offered { &[] } else { bytes });
+        let kind = match tag & !IDS {
+            CONTROL => CONTROL_FRAME,
+            PAYLOAD => MESSAGE,
+            // No frame has a tag of its own.
+            _ => return,
+        };
+        self.send_bytes(&header(kind, bytes.len() as u64));
+        self.send_bytes(bytes);
     }
 
     fn receive(&mut self) -> Vec<Vec<u8>> {
@@ -105,9 +110,9 @@ impl Raw for Frames {
         let mut received = Vec::new();
         while let Some((header, rest)) = self.input.split_first_chunk::<HEADER>() {
             let word = |at: usize| u64::from_le_bytes(header[at..at + 8].try_into().unwrap());
-            let (kind, tag, len) = (word(0), word(8), if word(0) == MESSAGE { word(16) as usize } else { 0 });
+            let len = word(8) as usize;
             let Some(body) = rest.get(..len) else { break };
-            if kind == MESSAGE && tag & !IDS == CONTROL {
+            if word(0) == CONTROL_FRAME {
                 received.push(body.to_vec());
             }
             self.input.drain(..HEADER + len);

@@ -1,4 +1,0 @@
-//! Tagged messages that a libfabric provider matches.
-
-#[allow(unsafe_code)]
-pub(crate) mod provider;
