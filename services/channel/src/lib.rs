@@ -4,12 +4,13 @@
 //! application carries to the other side; [`Reactor::connect`] opens a [`Channel`] to it. [`Channel::write`] and [`Channel::read`] move
 //! whole buffers and call back. [`Channel::send`] and [`Channel::receive`] do the same as futures, which a thread can also block on.
 //!
-//! **Layers.** `proto` is the protocol, without I/O or threads. `carrier` carries tagged messages: over TCP, or with tags that a
-//! libfabric provider matches. `reactor` is the thread that drives both; `shared` passes requests to it.
+//! **Layers.** `proto` is the protocol, without I/O or threads. It talks to a `carrier`, which delivers the messages of a peer whole and in
+//! order: over TCP, or with tags that a libfabric provider matches. `reactor` is the thread that drives both; `shared` passes requests to
+//! it.
 //!
-//! **Manual.** `docs/channel.md` describes the guarantees and limits, `docs/channel-protocol.md` the protocol. In short: a message is two
-//! tagged messages, its length and its payload; completions arrive in any order, while callbacks run once each in message order, with the
-//! message or with an error that names the peer; two endpoints have at most one channel between them at a time.
+//! **Manual.** `docs/channel.md` describes the guarantees and limits, `docs/channel-protocol.md` the protocol. In short: over tags
+//! a message is two tagged messages, its length and its payload, and over TCP one frame; completions arrive in any order, while callbacks
+//! run once each in message order, with the message or with an error that names the peer.
 
 mod buffer_pool;
 mod carrier;
