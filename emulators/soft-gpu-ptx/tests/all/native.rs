@@ -4,7 +4,8 @@
 use crate::arena::Arena;
 use crate::shipped;
 use efa_dp_direct::wqe::Destination;
-use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_ffi::block::EmulatedSpec;
+use ferrogin_ffi::ext::{EmulatedPeer, POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_test_support::wait::HANG_LIMIT;
 use ferrogin_test_support::{Random, repetitions};
 use plain_context::{EndpointSpec, Extras, NO_EXTRAS, Spec, TestContext, VALUE, WindowSpec, leak, make_with, window};
@@ -185,15 +186,9 @@ impl Side {
 
     pub fn emulated(parts: (u32, bool, u64, u32)) -> Self {
         let words: &[AtomicU64] = (0..SIGNALS).map(|_| AtomicU64::new(0)).collect::<Vec<_>>().leak();
-        let peers = [EmulatedPeer { n_signals: SIGNALS, generation: 77 }; NRANKS as usize];
-        let emulated = EmulatedSignals {
-            words: words.as_ptr().cast_mut().cast(),
-            peers: leak(peers).cast_const().cast(),
-            n_signals: SIGNALS,
-            rank: 1,
-            reserved: [0; 5],
-        };
-        Self::with_signals(0, &Extras { emulated: leak(emulated), ..NO_EXTRAS }, words, parts)
+        let peers = vec![EmulatedPeer { n_signals: SIGNALS, generation: 77 }; NRANKS as usize];
+        let emulated = Some(EmulatedSpec { words: words.as_ptr() as u64, n_signals: SIGNALS, peers });
+        Self::with_signals(0, &Extras { emulated, rank: 1, ..NO_EXTRAS }, words, parts)
     }
 
     pub fn with_signals(

@@ -2,7 +2,8 @@
 
 use crate::shipped;
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, parse};
-use ferrogin_ffi::ext::{EmulatedPeer, EmulatedSignals, POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_ffi::block::EmulatedSpec;
+use ferrogin_ffi::ext::{EmulatedPeer, POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_test_support::Random;
 use ferrogin_test_support::wait::HANG_LIMIT;
 use plain_context::{EndpointSpec, Extras, NO_EXTRAS, Ring, Spec, TestContext, WindowSpec, leak, make_with, window};
@@ -84,14 +85,8 @@ fn kernels() -> (Vec<&'static str>, String) {
 
 /// Makes a context of two ranks with emulated signals, and a window.
 fn context(policy: u32) -> (TestContext, u64) {
-    let peers = leak([EmulatedPeer { n_signals: 1, generation: 3 }; 2]);
-    let emulated = leak(EmulatedSignals {
-        words: leak(0u64).cast(),
-        peers: peers.cast_const().cast(),
-        n_signals: 1,
-        rank: 0,
-        reserved: [0; 5],
-    });
+    let peers = vec![EmulatedPeer { n_signals: 1, generation: 3 }; 2];
+    let emulated = Some(EmulatedSpec { words: leak(0u64) as u64, n_signals: 1, peers });
     let endpoint = |wide| EndpointSpec { entries: ENTRIES, wide, max_batch: 4, value_base: 0, start: 0 };
     let of_window = |addr: u64| WindowSpec { lkey: 5, addr, peers: vec![(REMOTE, 6); 2] };
     let spec = Spec {
