@@ -12,9 +12,10 @@ use crate::trace;
 use crate::watcher::{self, LostRank};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use ferrogin_rendezvous::ring::{Listener, Ring, RingError, Step, Traffic};
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -156,7 +157,7 @@ impl CollComm {
         part: Result<T, Error>,
         encode: impl FnOnce(&T) -> Vec<u8>,
     ) -> Result<(T, Vec<Vec<u8>>), Error> {
-        agree(&mut self.ring.lock().unwrap_or_else(PoisonError::into_inner), step, part, encode)
+        agree(&mut self.ring.lock(), step, part, encode)
     }
 }
 
@@ -261,7 +262,7 @@ impl Default for Handles {
 
 impl Handles {
     fn lock(&self) -> MutexGuard<'_, Option<BTreeSet<usize>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// Adds a handle; returns false if the communicator is closed, in which case the caller must close the handle.

@@ -21,10 +21,11 @@ use ferrogin_ffi::ext::{EmulatedPeer, POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_ffi::nccl::{NET_DEVICE_GIN_EFA_GDA, NetDeviceHandleV11};
 use ferrogin_libfabric::progress;
 use ferrogin_rendezvous::ring::Step;
+use parking_lot::Mutex;
 use queues::{OneContext, RailInfo};
 use std::ffi::c_void;
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 mod drain;
@@ -245,7 +246,7 @@ impl Context {
         }
         // SAFETY: `self` drops the guard before the block and the memory: it is the first field, and `close` drops it earlier.
         let guard = unsafe { of_comm.contexts(sources) };
-        *self.metrics.get_mut().unwrap_or_else(PoisonError::into_inner) = Some(guard);
+        *self.metrics.get_mut() = Some(guard);
     }
 
     /// Resolves the other ranks' addresses and fills the device block.
@@ -409,7 +410,7 @@ impl Context {
             output: Output::Log,
         };
         let guard = watcher::watch(watch)?;
-        *self.watch.lock().unwrap_or_else(PoisonError::into_inner) = Some(guard);
+        *self.watch.lock() = Some(guard);
         registry::set_error_counters(handle, counters)?;
         Ok(())
     }
@@ -418,8 +419,8 @@ impl Context {
     /// context first.
     pub fn close(&self, handle: *mut c_void) {
         let _span = trace::span("destroyContext", self.rank);
-        drop(self.metrics.lock().unwrap_or_else(PoisonError::into_inner).take());
-        drop(self.watch.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.metrics.lock().take());
+        drop(self.watch.lock().take());
         if let Some(coll) = self.coll.upgrade() {
             coll.contexts.take(handle);
         }
@@ -429,8 +430,8 @@ impl Context {
 impl Drop for Context {
     fn drop(&mut self) {
         // Metrics and the watch end first, even if another thread left a lock poisoned.
-        drop(self.metrics.lock().unwrap_or_else(PoisonError::into_inner).take());
-        drop(self.watch.lock().unwrap_or_else(PoisonError::into_inner).take());
+        drop(self.metrics.lock().take());
+        drop(self.watch.lock().take());
     }
 }
 

@@ -4,12 +4,12 @@
 #![allow(unsafe_code)]
 
 use ferrogin_ffi::nccl::{self, DebugLogger};
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::ffi::CString;
 use std::fmt::Arguments;
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
 
 /// Address of the logger that NCCL passed to the latest `init`, or 0. NCCL passes the same function each time, and passes no
 /// context to calls such as `devices`.
@@ -71,7 +71,7 @@ pub fn counted(n: usize, what: &str) -> String {
 /// Returns true for the process's first call with this message and card. A message that isn't about a card passes "".
 pub fn first_time(message: &'static str, card: &str) -> bool {
     static REPORTED: Mutex<BTreeSet<(&'static str, String)>> = Mutex::new(BTreeSet::new());
-    REPORTED.lock().unwrap_or_else(PoisonError::into_inner).insert((message, card.to_owned()))
+    REPORTED.lock().insert((message, card.to_owned()))
 }
 
 /// Writes a line that NCCL always shows: the failure, its cause and the fix.

@@ -16,6 +16,7 @@ use crate::device::DeviceKind;
 use crate::error::Error;
 use card::Card;
 use ferrogin_rendezvous::Identity;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use source::{Counts, RmaCounts, Source};
 use state::State;
 use std::collections::hash_map::RandomState;
@@ -25,7 +26,7 @@ use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -52,7 +53,7 @@ static WRITERS: Mutex<Vec<Weak<Metrics>>> = Mutex::new(Vec::new());
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Samples, and replaces the file. The lock isn't held while the file is written.
@@ -71,7 +72,7 @@ impl Shared {
         loop {
             let mut state = self.lock();
             if !state.stop {
-                state = self.wake.wait_timeout(state, self.interval).unwrap_or_else(PoisonError::into_inner).0;
+                self.wake.wait_for(&mut state, self.interval);
             }
             let stop = state.stop;
             drop(state);
@@ -103,7 +104,7 @@ impl Metrics {
         let path = path(template, std::process::id())?;
         // Outlives the lock, which the drop of a last reference takes.
         let mut open = Vec::new();
-        let mut writers = WRITERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writers = WRITERS.lock();
         open.extend(writers.iter().filter_map(Weak::upgrade));
         if let Some(same) = open.iter().find(|writer| writer.shared.path == path) {
             return Ok(Some(same.clone()));
@@ -149,7 +150,7 @@ impl Drop for Metrics {
         // A fork of the process doesn't have the thread, and the file belongs to the parent.
         let Some(thread) = self.thread.take().filter(|_| self.process == std::process::id()) else { return };
         // A plugin that opens the same file now has to wait for the last write.
-        let mut writers = WRITERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut writers = WRITERS.lock();
         self.shared.lock().stop = true;
         self.shared.wake.notify_all();
         // NCCL may unload this library next, so the thread must have exited.

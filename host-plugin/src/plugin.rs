@@ -13,12 +13,13 @@ use ferrogin_ffi::nccl::{NET_DEVICE_GIN_EFA_GDA, NetPropertiesV12, NetVDevicePro
 use ferrogin_ffi::settings;
 use ferrogin_libfabric::{Info, Libfabric};
 use ferrogin_rendezvous::ring::Listener;
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// Rails of one NCCL device: a GPU has at most this many cards of its own.
 pub const RAILS_MAX: usize = 2;
@@ -68,7 +69,7 @@ impl<T> Live<T> {
 
     pub fn add(&self, plugin: T) -> Arc<T> {
         let plugin = Arc::new(plugin);
-        let mut live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut live = self.0.lock();
         live.retain(|plugin| plugin.strong_count() > 0);
         live.push(Arc::downgrade(&plugin));
         plugin
@@ -76,7 +77,7 @@ impl<T> Live<T> {
 
     /// Returns the latest one. There is none if NCCL didn't call `init`, or `init` failed.
     pub fn latest(&self) -> Result<Arc<T>, Error> {
-        let live = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let live = self.0.lock();
         let found = live.iter().rev().find_map(Weak::upgrade);
         found.ok_or_else(|| Error::Usage("NCCL called this before init, or after the last finalize".to_owned()))
     }
@@ -134,7 +135,7 @@ impl Plugin {
     /// Checks, once per card and process, that endpoints and counters open the way `createContext` opens them.
     fn check_cards(&self, device: &dyn Device) -> Result<(), Error> {
         static CHECKED: Mutex<BTreeSet<(&'static str, DeviceKind, Signals, String)>> = Mutex::new(BTreeSet::new());
-        let mut checked = CHECKED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut checked = CHECKED.lock();
         for card in self.devices.all.iter().flat_map(|device| &device.cards) {
             let key = (self.config.provider.name(), self.query.kind, self.config.signals, card.domain_name());
             if !checked.contains(&key) {
@@ -261,7 +262,7 @@ fn guid(card: &Info) -> u64 {
 fn intern(text: &str) -> &'static CStr {
     static ALL: Mutex<BTreeSet<&'static CStr>> = Mutex::new(BTreeSet::new());
     let text = CString::new(text.replace('\0', "?")).unwrap_or_default();
-    let mut all = ALL.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut all = ALL.lock();
     if let Some(interned) = all.get(text.as_c_str()) {
         return interned;
     }

@@ -5,9 +5,10 @@ use crate::address::EndpointAddress;
 use crate::cards::CardQuery;
 use crate::error::Error;
 use ferrogin_libfabric::{AddressVector, Domain, Fabric, FiAddr, GdaOps, Info, MemoryRegion, bindings};
+use parking_lot::Mutex;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// An open card.
 pub struct Rail {
@@ -87,7 +88,7 @@ impl Rail {
     pub fn reserve_counters(&self, count: usize) -> Result<CounterBudget, Error> {
         let card = self.name();
         let limit = self.info.counter_count();
-        let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = USED.lock();
         let used_here = used.entry(card.clone()).or_default();
         // 0 means that the provider reports no limit.
         if limit != 0 && count > limit.saturating_sub(*used_here) {
@@ -138,7 +139,7 @@ impl fmt::Display for CounterBudget {
 
 impl Drop for CounterBudget {
     fn drop(&mut self) {
-        let mut used = USED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut used = USED.lock();
         if let Some(count) = used.get_mut(&self.card) {
             *count = count.saturating_sub(self.count);
         }

@@ -7,11 +7,12 @@ use ferrogin_rendezvous::open_own_file;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::time::{ClockId, clock_gettime};
+use parking_lot::Mutex;
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The last bytes of a trace.
@@ -104,7 +105,7 @@ fn origin() -> (Duration, Instant) {
 
 /// Starts writing to `path`; `None` stops. A file that can't be written causes one WARN line, and the job continues without a trace.
 pub fn start(path: Option<&Path>) {
-    let mut trace = TRACE.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut trace = TRACE.lock();
     if trace.path.as_deref() != path {
         origin();
         *trace = Trace { path: path.map(Path::to_owned), sink: None };
@@ -151,7 +152,7 @@ impl Span {
 
 impl Drop for Span {
     fn drop(&mut self) {
-        let mut trace = TRACE.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut trace = TRACE.lock();
         let Some(sink) = trace.sink.as_mut() else { return };
         let (time, steady) = origin();
         let begin = (time + self.started.saturating_duration_since(steady)).as_micros();
@@ -262,7 +263,7 @@ mod tests {
             start(Some(&path));
             let other = Flock::lock(File::open(&path).unwrap(), FlockArg::LockExclusive).unwrap();
             drop(span("unseen", 5));
-            assert!(TRACE.lock().unwrap().sink.is_none(), "later steps do not wait for the lock");
+            assert!(TRACE.lock().sink.is_none(), "later steps do not wait for the lock");
             drop(span("unseen", 5));
             drop(other);
             assert_eq!(std::fs::read_to_string(&path).unwrap(), text);
@@ -273,7 +274,7 @@ mod tests {
             assert_eq!(std::fs::read_to_string(&path).unwrap(), "something else");
             std::fs::remove_file(&path).unwrap();
             start(Some(Path::new("/nonexistent/trace.json")));
-            assert!(TRACE.lock().unwrap().sink.is_none());
+            assert!(TRACE.lock().sink.is_none());
         });
     }
 }

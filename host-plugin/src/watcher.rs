@@ -16,11 +16,12 @@ use efa_dp_direct::wire::{CdescCommon, CompStatus, SendOp, TxMetaDesc};
 use ferrogin_ffi::ext::Target;
 use ferrogin_ffi::failure::{Failure, Record};
 use ferrogin_rendezvous::ring::Ring;
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -213,7 +214,7 @@ impl RingWatch {
             return;
         }
         self.next = Some(now + CHECK_INTERVAL);
-        if let Some(lost) = self.ring.try_lock().ok().and_then(|mut ring| ring.lost(now)) {
+        if let Some(lost) = self.ring.try_lock().and_then(|mut ring| ring.lost(now)) {
             let _ = self.lost.set(lost);
         }
     }
@@ -485,7 +486,7 @@ static TABLE: Mutex<Table> =
 static WAKE: Condvar = Condvar::new();
 
 fn table() -> MutexGuard<'static, Table> {
-    TABLE.lock().unwrap_or_else(PoisonError::into_inner)
+    TABLE.lock()
 }
 
 /// Ends a watch when dropped: after that, the watcher no longer accesses its endpoints or ring.
@@ -584,7 +585,7 @@ fn run(stop: &AtomicBool) {
             busy |= watch.round(Instant::now());
         }
         pause = if busy { PAUSE } else { (pause + PAUSE).min(PAUSE_IDLE) };
-        table = WAKE.wait_timeout(table, pause).unwrap_or_else(PoisonError::into_inner).0;
+        WAKE.wait_for(&mut table, pause);
     }
 }
 

@@ -8,7 +8,6 @@ use crate::endpoint::{Endpoint, Start};
 use crate::silence::Silence;
 use crate::watcher::Undelivered;
 use crate::{registry, signal_proxy};
-use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
@@ -45,7 +44,7 @@ pub fn drain(contexts: &[&Context]) {
     for (context, queues) in contexts.iter().zip(&queues) {
         let undelivered =
             |queue: &Queue<'_>| Undelivered { endpoint: queue.index, posted: queue.posted, requests: queue.requests };
-        if let Some(watch) = &*context.watch.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(watch) = &*context.watch.lock() {
             watch.report_undelivered(&queues.iter().map(undelivered).collect::<Vec<_>>());
         }
     }
@@ -55,7 +54,7 @@ impl Context {
     /// Rings what is deferred, and returns the endpoints with incomplete requests.
     fn unfinished(&self) -> Vec<Queue<'_>> {
         let Some(block) = self.block.as_ref().filter(|_| !self.is_aborted()) else { return Vec::new() };
-        if let Some(watch) = &*self.watch.lock().unwrap_or_else(PoisonError::into_inner) {
+        if let Some(watch) = &*self.watch.lock() {
             watch.hold();
         }
         let endpoints = self.contexts.iter().flat_map(|one| &one.endpoints);

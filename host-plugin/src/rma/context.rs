@@ -11,9 +11,10 @@ use crate::trace;
 use ferrogin_ffi::rma::RmaConfigV14;
 use ferrogin_libfabric::bindings;
 use ferrogin_rendezvous::ring::Step;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -42,7 +43,7 @@ pub struct RetiredContexts(Mutex<Vec<Retired>>);
 
 impl RetiredContexts {
     fn lock(&self) -> MutexGuard<'_, Vec<Retired>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     fn numbers(&self) -> Vec<u32> {

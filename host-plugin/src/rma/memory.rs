@@ -10,10 +10,11 @@ use ferrogin_ffi::nccl::MR_FLAG_FORCE_SO;
 use ferrogin_ffi::rma::MR_FLAG_SIGNAL_NEVER_RESET;
 use ferrogin_libfabric::MemoryRegion;
 use ferrogin_rendezvous::ring::Step;
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::fmt::Display;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, OnceLock};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -191,7 +192,7 @@ pub struct WordWrite {
 impl WordWrite {
     /// Takes a word's sum; `None` while another write has it.
     pub fn begin(memory: &Arc<Memory>, offset: u64) -> Option<Self> {
-        let mut sums = memory.sums.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut sums = memory.sums.as_ref()?.lock();
         let sum = sums.entry(offset).or_insert(Some(0)).take()?;
         Some(Self { memory: memory.clone(), offset, sum })
     }
@@ -200,7 +201,7 @@ impl WordWrite {
 impl Drop for WordWrite {
     fn drop(&mut self) {
         if let Some(sums) = &self.memory.sums {
-            sums.lock().unwrap_or_else(PoisonError::into_inner).insert(self.offset, Some(self.sum));
+            sums.lock().insert(self.offset, Some(self.sum));
         }
     }
 }
@@ -212,17 +213,17 @@ pub struct Registered(RwLock<BTreeMap<u32, Arc<Memory>>>);
 impl Registered {
     /// Adds a registration.
     pub fn add(&self, memory: Arc<Memory>) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert(memory.number, memory);
+        self.0.write().insert(memory.number, memory);
     }
 
     /// Removes a registration, after waiting for any addition in progress.
     pub fn remove(&self, number: u32) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).remove(&number);
+        self.0.write().remove(&number);
     }
 
     /// Returns the registrations, which stay until the guard is dropped.
     pub fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u32, Arc<Memory>>> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner)
+        self.0.read()
     }
 }
 

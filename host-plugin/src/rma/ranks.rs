@@ -11,8 +11,9 @@ use crate::trace;
 use crate::watcher::{self, LostRank};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use ferrogin_rendezvous::ring::{Ring, Step};
+use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -26,7 +27,7 @@ struct Calls {
 impl Calls {
     /// Locks the ring, which the watcher only uses for moments.
     fn ring(&self) -> MutexGuard<'_, Ring> {
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ring.lock()
     }
 }
 
@@ -154,7 +155,7 @@ impl Ranks {
         part: impl FnOnce(u32) -> Result<T, Error>,
         encode: impl FnOnce(u32, &T) -> Vec<u8>,
     ) -> Result<(T, Vec<Vec<u8>>, u32), Error> {
-        let mut calls = self.calls.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut calls = self.calls.lock();
         let number = calls.next;
         calls.next = number.wrapping_add(1);
         let part = part(number);
@@ -166,7 +167,7 @@ impl Ranks {
     /// that close because of a failure say so before their endpoints are closed, which fails requests to them.
     pub fn blame(&self, peer: usize) -> usize {
         // The watcher may not have checked since. A collective call in progress notices such a rank itself.
-        if let Some(lost) = self.calls.try_lock().ok().and_then(|calls| calls.ring().lost(Instant::now())) {
+        if let Some(lost) = self.calls.try_lock().and_then(|calls| calls.ring().lost(Instant::now())) {
             let _ = self.lost.set(lost);
         }
         let blamed = self.lost.get().copied().unwrap_or(peer);
@@ -182,14 +183,14 @@ impl Ranks {
     /// Tells the other ranks why this one closes its communicator, if it's because of one of them.
     pub fn leave(&self) {
         if let Some(rank) = self.blamed.get() {
-            self.calls.lock().unwrap_or_else(PoisonError::into_inner).ring().blame(*rank);
+            self.calls.lock().ring().blame(*rank);
         }
     }
 
     /// Returns a rank that is gone, if operations to the peers `under_way` are outstanding.
     pub fn gone<I: Iterator<Item = usize>>(&self, under_way: impl FnOnce() -> I) -> Option<Gone> {
         // A collective call in progress notices such a rank itself.
-        let calls = self.calls.try_lock().ok()?;
+        let calls = self.calls.try_lock()?;
         let mut under_way = under_way().peekable();
         under_way.peek()?;
         let (ring, now) = (calls.ring(), Instant::now());

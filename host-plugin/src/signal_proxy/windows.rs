@@ -3,9 +3,9 @@
 
 use crate::device::{Adds, Device, DeviceError};
 use ferrogin_ffi::signals::Region;
+use parking_lot::RwLock;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
-use std::sync::{PoisonError, RwLock};
 
 /// One of this rank's windows on one rail.
 #[derive(Debug, Clone, Copy)]
@@ -25,12 +25,12 @@ pub struct Windows(RwLock<ByKey>);
 impl Windows {
     /// Adds a window.
     pub fn add(&self, rail: u32, rkey: u32, window: Window) {
-        self.0.write().unwrap_or_else(PoisonError::into_inner).insert((rail, rkey), window);
+        self.0.write().insert((rail, rkey), window);
     }
 
     /// Removes windows. The signal proxy may still access their memory in its current round.
     pub fn remove(&self, keys: &[(u32, u32)]) {
-        let mut windows = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut windows = self.0.write();
         for key in keys {
             windows.remove(key);
         }
@@ -38,7 +38,7 @@ impl Windows {
 
     /// Finds a window that is currently registered. Its memory stays until the end of the signal proxy's round.
     pub fn find(&self, rail: u32, rkey: u32) -> Option<Window> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).get(&(rail, rkey)).copied()
+        self.0.read().get(&(rail, rkey)).copied()
     }
 }
 

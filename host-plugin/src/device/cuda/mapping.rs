@@ -5,9 +5,10 @@ use super::driver::{Core, check, check_free};
 use super::memory::round_up;
 use crate::device::interface::{DeviceError, DeviceMapping, Mapping, page_size};
 use cudarc::driver::sys as cu;
+use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::ffi::c_void;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, Weak};
+use std::sync::{Arc, LazyLock, Weak};
 
 /// Host pages that this process registered with the driver, by address and size. Doorbells of several queues may share a page, which the
 /// driver registers only once per process.
@@ -28,7 +29,7 @@ pub unsafe fn map(
     let start = address as usize & !(page_size() - 1);
     let offset = address as usize - start;
     let size = round_up(offset.saturating_add(len), page_size())?;
-    let mut known = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut known = REGISTERED.lock();
     known.retain(|_, pages| pages.strong_count() > 0);
     if let Some(pages) = known.get(&(start, size)).and_then(Weak::upgrade) {
         return Ok(Box::new(Mapped { address: pages.device + offset as u64, pages: Some(pages) }));
@@ -75,7 +76,7 @@ struct Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         // Under the lock, so that `map` doesn't register the same pages before they are unregistered.
-        let _known = REGISTERED.lock().unwrap_or_else(PoisonError::into_inner);
+        let _known = REGISTERED.lock();
         self.pages = None;
     }
 }
