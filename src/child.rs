@@ -2,10 +2,11 @@
 
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 use std::io::Read;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 /// How many bytes of each output are kept: the last ones.
@@ -123,7 +124,7 @@ impl Tail {
             let mut block = [0; 8192];
             loop {
                 let count = stream.read(&mut block).unwrap_or(0);
-                let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut kept = kept.lock();
                 if count == 0 {
                     kept.1 = true;
                     return;
@@ -140,7 +141,7 @@ impl Tail {
 
     fn text(self, deadline: Instant) -> String {
         loop {
-            let kept = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let kept = self.0.lock();
             if kept.1 || Instant::now() >= deadline {
                 return String::from_utf8_lossy(&kept.0[kept.0.len().saturating_sub(KEPT)..]).into_owned();
             }

@@ -10,8 +10,9 @@ use nccl_gin_ferrogin::config::Config;
 use nccl_gin_ferrogin::log::counted;
 use nccl_gin_ferrogin::plugin::Plugin;
 use nccl_gin_ferrogin::{context, registry};
+use parking_lot::Mutex;
 use std::ffi::c_int;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -153,14 +154,14 @@ impl Inner {
     }
 
     pub fn add_context(&self, handle: usize, context: &Arc<context::Context>) {
-        let mut contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut contexts = self.contexts.lock();
         contexts.retain(|(_, context)| context.strong_count() > 0);
         contexts.push((handle, Arc::downgrade(context)));
     }
 
     /// Returns how many requests are outstanding on all contexts. A failed context has none: its card has given up on them.
     pub fn outstanding(&self) -> Result<u64, Error> {
-        let contexts = self.contexts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let contexts = self.contexts.lock().clone();
         let working = contexts
             .iter()
             .filter(|(handle, _)| registry::fault(*handle as *const _, registry::Kind::Context) == Ok(false));
@@ -172,7 +173,7 @@ impl Inner {
 impl Comm {
     /// Drains all contexts, before they are closed one after another.
     pub(crate) fn drain(&self) {
-        let contexts = self.inner.contexts.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let contexts = self.inner.contexts.lock().clone();
         let open: Vec<_> = contexts.iter().filter_map(|(_, context)| context.upgrade()).collect();
         context::drain(&open.iter().map(|context| &**context).collect::<Vec<_>>());
     }

@@ -1,12 +1,13 @@
 //! The shared library, found and loaded at run time, and the six functions looked up in it.
 
+use parking_lot::Mutex;
 use std::ffi::{CStr, CString, OsStr, OsString, c_char, c_int, c_void};
 use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::ptr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
@@ -108,7 +109,7 @@ impl Libfabric {
             initialised: AtomicBool::new(false),
             provider_dirs: Mutex::new(Vec::new()),
         };
-        let mut all = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut all = LOADED.lock();
         if let Some(same) = all.iter().find(|other| ptr::fn_addr_eq(other.getinfo, loaded.getinfo)) {
             return Ok(Arc::clone(same));
         }
@@ -146,7 +147,7 @@ impl Libfabric {
     /// # Safety
     /// No other thread reads or writes the process environment through the C library during the call.
     pub unsafe fn use_provider_dir(&self, dir: &Path) -> Result<(), Error> {
-        let mut dirs = self.provider_dirs.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut dirs = self.provider_dirs.lock();
         let old = std::env::var_os("FI_PROVIDER_PATH").unwrap_or_default();
         if !lists(&old, dir) {
             if self.initialised.load(Ordering::Relaxed) {
@@ -163,7 +164,7 @@ impl Libfabric {
 
     /// Returns the first directory that was passed to [`use_provider_dir`](Self::use_provider_dir).
     pub(crate) fn provider_dir(&self) -> Option<PathBuf> {
-        self.provider_dirs.lock().unwrap_or_else(PoisonError::into_inner).first().cloned()
+        self.provider_dirs.lock().first().cloned()
     }
 
     /// Calls `fi_getinfo`. The caller frees the list.
@@ -239,7 +240,7 @@ impl Libfabric {
 fn keep_signal_dispositions<T>(load: impl FnOnce() -> T) -> T {
     // With two threads at once, the second would find the handlers that the first one's library installed.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-    let _guard = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _guard = ONE_AT_A_TIME.lock();
     let before: Vec<_> = (1..=libc::SIGRTMAX()).filter_map(|signal| Some((signal, disposition(signal)?))).collect();
     let result = load();
     for (signal, old) in before {

@@ -30,8 +30,8 @@ pub use own_file::open_own_file;
 pub use secret::Secret;
 pub use stream::Stream;
 
+use parking_lot::{Mutex, MutexGuard};
 use ring::{Ring, Step};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// A rank's place in a job whose ranks exchange blocks. The calls are collective: all ranks make the same calls in the same order.
@@ -85,7 +85,7 @@ impl Bootstrap {
     }
 
     fn ring(&self) -> MutexGuard<'_, Ring> {
-        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
+        self.ring.lock()
     }
 
     /// Returns this rank.

@@ -1,12 +1,13 @@
 //! Runs stages, two at a time. Each stage writes its output to a log, from which its tests are counted.
 
 use crate::count::{Count, count, without_passed};
+use parking_lot::{Condvar, Mutex};
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs::File;
 use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
-use std::sync::{Condvar, LazyLock, Mutex, PoisonError};
+use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 /// Stages that run at the same time: one that waits leaves its core to one that computes.
@@ -136,13 +137,13 @@ impl Schedule {
 fn run_stages(waiting: Vec<Stage>, root: &Path, logs: &Path) -> Count {
     let unfinished = waiting.iter().map(|stage| stage.name).collect();
     let schedule = Mutex::new(Schedule { waiting, unfinished, count: Count::default() });
-    let lock = || schedule.lock().unwrap_or_else(PoisonError::into_inner);
+    let lock = || schedule.lock();
     let changed = Condvar::new();
     let work = || {
         let mut now = lock();
         while !now.waiting.is_empty() {
             let Some(stage) = now.next() else {
-                now = changed.wait(now).unwrap_or_else(PoisonError::into_inner);
+                changed.wait(&mut now);
                 continue;
             };
             drop(now);

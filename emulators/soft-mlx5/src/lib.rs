@@ -45,11 +45,12 @@ mod shared;
 pub use connection::Address;
 pub use settings::Settings;
 
+use parking_lot::{Mutex, MutexGuard};
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -73,7 +74,7 @@ struct Inner {
 impl Inner {
     /// Locks the state. If the engine panics, it is still consistent enough to be freed.
     fn lock(&self) -> MutexGuard<'_, Core> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+        self.core.lock()
     }
 
     /// Returns the connection to the card at `to`, opening one if needed. The engine keeps running meanwhile.

@@ -10,7 +10,6 @@ use crate::claim::Claim;
 use crate::dial::{Address, Dial};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use std::io;
-use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 impl Ring {
@@ -25,7 +24,7 @@ impl Ring {
         rank: usize,
         timeout: Duration,
     ) -> Result<Self, RingError> {
-        let listening = listener.listening.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let listening = listener.listening.lock().take();
         let listening = listening.ok_or(RingError::WrongOrder { rank })?;
         if handles[rank] != listener.handle() {
             Handle::parse(&handles[rank]).ok_or(RingError::BadHandle { rank, version: VERSION })?;

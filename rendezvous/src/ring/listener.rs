@@ -5,8 +5,8 @@ use super::error::RingError;
 use super::handle::{ADDRESSES_MAX, Handle};
 use crate::{Secret, interface, listener};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
+use parking_lot::Mutex;
 use std::net::SocketAddr;
-use std::sync::{Mutex, PoisonError};
 
 /// A listening rank. A ring no longer needs it after `connect`.
 pub struct Listener {
@@ -39,11 +39,11 @@ impl Listener {
 
     /// Keeps a failed ring until this listener is dropped, so that `connect` needn't wait for the neighbours.
     pub fn keep_failed(&self, ring: Ring) {
-        *self.failed_ring.lock().unwrap_or_else(PoisonError::into_inner) = Some(ring);
+        *self.failed_ring.lock() = Some(ring);
     }
 
     /// Stops listening: peers that wait for this rank are refused.
     pub fn close(&self) {
-        *self.listening.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        *self.listening.lock() = None;
     }
 }

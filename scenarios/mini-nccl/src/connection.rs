@@ -4,8 +4,9 @@
 use crate::error::Error;
 use crate::ffi;
 use crate::plugin::{Plugin, check};
+use parking_lot::Mutex;
 use std::ffi::c_void;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// The plugin context, from `init` to `finalize`.
 #[derive(Debug)]
@@ -22,9 +23,9 @@ unsafe impl Sync for Instance {}
 
 impl Instance {
     /// NCCL calls `init` and `finalize` under a process-wide mutex.
-    fn guard() -> std::sync::MutexGuard<'static, ()> {
+    fn guard() -> parking_lot::MutexGuard<'static, ()> {
         static INIT: Mutex<()> = Mutex::new(());
-        INIT.lock().unwrap_or_else(PoisonError::into_inner)
+        INIT.lock()
     }
 
     pub fn init(plugin: &Arc<Plugin>, hash: u64) -> Result<Instance, Error> {

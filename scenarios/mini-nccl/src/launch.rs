@@ -8,13 +8,14 @@ use ferrogin_rendezvous::Secret;
 pub use nix::sys::signal::Signal;
 use nix::sys::signal::kill;
 use nix::unistd::Pid;
+use parking_lot::Mutex;
 use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -336,7 +337,7 @@ impl Running {
                 let text = String::from_utf8_lossy(&bytes).trim_end_matches(['\n', '\r']).to_string();
                 bytes.clear();
                 if output == Output::Capture {
-                    sink.lock().unwrap_or_else(PoisonError::into_inner).push(Line { rank, stderr, text });
+                    sink.lock().push(Line { rank, stderr, text });
                     continue;
                 }
                 let line = match rank {
@@ -363,7 +364,7 @@ impl Running {
 
     /// The lines captured so far.
     pub fn captured(&self) -> Vec<Line> {
-        self.sink.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.sink.lock().clone()
     }
 
     /// Reaps the processes that have ended; true if all have.

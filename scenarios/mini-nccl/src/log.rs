@@ -4,10 +4,11 @@
 //! the lines that go to standard error. The log keeps all lines, up to [`CAPACITY`].
 
 use ferrogin_ffi::nccl;
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::ffi::{c_int, c_ulong};
 use std::io::Write;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::thread::{self, ThreadId};
 
 /// How many lines the log keeps; older ones are dropped.
@@ -40,7 +41,7 @@ impl Line {
 static LINES: Mutex<VecDeque<Line>> = Mutex::new(VecDeque::new());
 
 fn lines() -> MutexGuard<'static, VecDeque<Line>> {
-    LINES.lock().unwrap_or_else(PoisonError::into_inner)
+    LINES.lock()
 }
 
 fn printed_level() -> c_int {

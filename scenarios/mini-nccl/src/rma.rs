@@ -10,12 +10,13 @@ use ferrogin_ffi::nccl::{self, GinConfigV13, NetPropertiesV12};
 use ferrogin_ffi::rma::{RmaConfigV14, RmaPropertiesV16, RmaV13, RmaV14, RmaV15, RmaV16, SIGNAL_OP_ADD};
 use ferrogin_rendezvous::Bootstrap;
 use libloading::os::unix::Library;
+use parking_lot::Mutex;
 use std::ffi::{c_int, c_void};
 use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// A plugin's table.
 #[derive(Debug, Clone, Copy)]
@@ -130,7 +131,7 @@ struct Instance {
 
 impl Drop for Instance {
     fn drop(&mut self) {
-        let _guard = INIT.lock().unwrap_or_else(PoisonError::into_inner);
+        let _guard = INIT.lock();
         if let Err(error) = call!(self.plugin, finalize(self.ctx)) {
             eprintln!("mini-nccl: {error}");
         }
@@ -195,7 +196,7 @@ impl RmaComm {
         device: c_int,
         context: impl FnOnce(*mut c_void) -> *mut c_void,
     ) -> Result<Self, Error> {
-        let guard = INIT.lock().unwrap_or_else(PoisonError::into_inner);
+        let guard = INIT.lock();
         let mut ctx = null_mut();
         call!(plugin, init(&mut ctx, 0x0066_6572_726f_6769, ffi::LOGGER))?;
         let instance = Instance { plugin: plugin.clone(), ctx };

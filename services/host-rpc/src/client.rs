@@ -1,10 +1,11 @@
 //! The client: calls the methods of one server.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
@@ -206,7 +207,7 @@ impl Inner {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// The reason why a call with this body can't be sent, if there is one.
@@ -384,7 +385,7 @@ struct Slot {
 
 impl Slot {
     fn state(&self) -> MutexGuard<'_, Answer> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 }
 
@@ -415,7 +416,7 @@ impl Call {
             if let Some(peer) = would_block {
                 return Err(RpcError::WouldDeadlock { peer });
             }
-            state = self.slot.ready.wait(state).unwrap_or_else(PoisonError::into_inner);
+            self.slot.ready.wait(&mut state);
         }
     }
 }

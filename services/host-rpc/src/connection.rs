@@ -1,6 +1,7 @@
 //! One connection: sends frames whole, packs short ones, and reads the peer's frames. Client and server share it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use parking_lot::{Mutex, MutexGuard};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use ferrogin_channel::Payload;
@@ -204,7 +205,7 @@ impl Connection {
     }
 
     fn sending(&self) -> MutexGuard<'_, Sending> {
-        self.sending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.sending.lock()
     }
 
     fn receive(self: &Arc<Self>) {
@@ -230,7 +231,7 @@ impl Connection {
     fn received(self: &Arc<Self>, result: Result<Vec<u8>, TransportError>) {
         let Some(handler) = self.handler.upgrade() else { return };
         let frames = {
-            let mut assembler = self.assembler.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut assembler = self.assembler.lock();
             // Messages received after the end are dropped.
             let Some(assembler) = assembler.as_mut() else { return };
             match result {
@@ -251,7 +252,7 @@ impl Connection {
         match handled {
             Ok(()) => self.receive_next(),
             Err(end) => {
-                let first = self.assembler.lock().unwrap_or_else(PoisonError::into_inner).take().is_some();
+                let first = self.assembler.lock().take().is_some();
                 if first {
                     handler.on_end(end);
                 }

@@ -1,6 +1,7 @@
 //! Deadlines: one thread per process checks all clients a hundred times a second.
 
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError, Weak};
+use parking_lot::{Condvar, Mutex};
+use std::sync::{Arc, OnceLock, Weak};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ pub(crate) fn watch(object: Weak<dyn Expire>) {
         }
         timer
     });
-    timer.watched.lock().unwrap_or_else(PoisonError::into_inner).push(object);
+    timer.watched.lock().push(object);
     timer.added.notify_one();
 }
 
@@ -44,9 +45,9 @@ fn run(timer: &Timer) {
     THREAD.get_or_init(|| thread::current().id());
     loop {
         let alive: Vec<Arc<dyn Expire>> = {
-            let mut watched = timer.watched.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut watched = timer.watched.lock();
             while watched.is_empty() {
-                watched = timer.added.wait(watched).unwrap_or_else(PoisonError::into_inner);
+                timer.added.wait(&mut watched);
             }
             watched.retain(|object| object.strong_count() > 0);
             watched.iter().filter_map(Weak::upgrade).collect()

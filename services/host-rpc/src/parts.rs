@@ -1,9 +1,10 @@
 //! The parts of a streaming call. A sender sends a part only if the receiver has room for it, so neither end holds more than [`WINDOW`]
 //! unread parts.
 
+use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 use crate::connection::Connection;
@@ -44,7 +45,7 @@ impl Parts {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Changes the state and wakes the tasks that wait for a change.

@@ -1,10 +1,11 @@
 //! The server: runs the methods that clients call.
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -253,11 +254,11 @@ struct Inner {
 
 impl Inner {
     fn jobs(&self) -> MutexGuard<'_, Jobs> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
+        self.jobs.lock()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn run_jobs(&self) {
@@ -270,7 +271,7 @@ impl Inner {
                 if jobs.stopped {
                     return;
                 }
-                jobs = self.job_added.wait(jobs).unwrap_or_else(PoisonError::into_inner);
+                self.job_added.wait(&mut jobs);
             };
             drop(jobs);
             job();
@@ -344,12 +345,12 @@ impl ServerHandle {
             }
             None => false,
         });
-        self.listeners.lock().unwrap_or_else(PoisonError::into_inner).push(listener);
+        self.listeners.lock().push(listener);
         address
     }
 
     fn close_listeners(&self) {
-        let listeners = std::mem::take(&mut *self.listeners.lock().unwrap_or_else(PoisonError::into_inner));
+        let listeners = std::mem::take(&mut *self.listeners.lock());
         drop(listeners);
     }
 
@@ -475,7 +476,7 @@ struct Session {
 
 impl Session {
     fn calls(&self) -> MutexGuard<'_, Calls> {
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
+        self.calls.lock()
     }
 
     fn answer(&self, call: u64, result: Result<Data, Status>) {
