@@ -104,6 +104,7 @@ install:
 	install -d $(DOC) && install -m 644 LICENSE THIRD-PARTY-NOTICES.txt sbom.cdx.json $(DOC)
 	install -d $(DOC)/docs $(DOC)/examples && install -m 644 docs/*.md docs/perf.schema.json $(DOC)/docs
 	install -m 644 examples/README.md examples/example.h examples/*.cu $(DOC)/examples
+	install -d $(DOC)/examples/ep && install -m 644 examples/ep/* $(DOC)/examples/ep
 	install -d $(MAN) $(COMPLETIONS) && install -m 644 scripts/install/man/*.1 $(MAN)
 	install -m 644 scripts/install/completions/bash/ferrogin $(ROOT)/share/bash-completion/completions
 	install -m 644 scripts/install/completions/zsh/_ferrogin $(ROOT)/share/zsh/site-functions

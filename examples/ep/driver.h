@@ -2,6 +2,12 @@
 // would give the kernels: a device communicator and a window, of the host API's.
 #pragma once
 
+#ifdef __CUDA_ARCH__
+
+#include <ferrogin/nccl_gin.cuh>
+
+#else
+
 #include <cuda.h>
 #include <ferrogin/host.hpp>
 
@@ -15,6 +21,22 @@
 #include <numeric>
 #include <string>
 #include <vector>
+
+#endif
+
+// nccl_ep's kernels don't wait until their puts are delivered, so this one does at the end.
+struct FlushArguments {
+  const ncclDevComm* comm;
+  uint32_t contexts;
+};
+
+#ifdef __CUDA_ARCH__
+
+extern "C" __global__ void flush(const __grid_constant__ FlushArguments p) {
+  for (uint32_t context = 0; context < p.contexts; context++) ncclGin(*p.comm, int(context)).flush(ncclCoopThread());
+}
+
+#else
 
 namespace ep {
 
@@ -243,3 +265,5 @@ struct Routing {
 };
 
 }  // namespace ep
+
+#endif

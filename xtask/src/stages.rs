@@ -85,6 +85,7 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
         script("libfabric programs", "tests/libfabric/run.sh").after("cargo test"),
         script("MPI programs", "tests/mpi/run.sh").after("libfabric programs"),
         script("programs of other projects", "tests/programs/run.sh").after("MPI programs"),
+        script("expert-parallel kernels", "tests/ep/run.sh").after("programs of other projects"),
     ];
     // Over libfabric's own provider `efa`, with the software card below verbs.
     let scenarios =
@@ -112,6 +113,7 @@ pub const SOAK: &[(&str, &str)] = &[
     ("sizes", "the tests of the workspace with all repetitions and sizes"),
     ("kills", "500 ranks killed or stopped at seeded moments, half of them on a loaded machine"),
     ("foreign", "NCCL's device code: every scenario with every number of ranks and every fault"),
+    ("ep", "nccl_ep's kernels: every type, layout, routing and number of ranks"),
     ("fuzz", "live fuzzing, half a minute a target"),
     ("address", "the plugin's tests with the address sanitizer"),
     ("thread", "the plugin's tests with the thread sanitizer"),
@@ -140,6 +142,7 @@ pub fn soak(name: &'static str, round: u64, root: &Path, dist: &Path) -> Stage {
             campaign("faults::").env("FERROGIN_KILLS", "500").env("FERROGIN_KILLS_FIRST", (round * 500).to_string())
         }
         "foreign" => script("tests/foreign/run.sh", ""),
+        "ep" => script("tests/ep/run.sh", ""),
         "fuzz" => script("tests/fuzz/run.sh", "").env("FUZZ_SECONDS", "30"),
         "address" | "thread" => script("tests/nccl/sanitize.sh", name),
         "aarch64" => script("scripts/check-aarch64.sh", "").env("FERROGIN_AARCH64_TESTS", "1"),
