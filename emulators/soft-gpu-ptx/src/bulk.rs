@@ -1,16 +1,21 @@
 //! A block's shared memory, and its bulk copies.
 //!
-//! Bulk copies belong to the async proxy. Under weak memory they happen late and in any order, until a thread waits for them or their
-//! mbarrier's phase is complete: a copy to global memory first reads, and later writes. They read and write memory itself, not what is on
+//! Bulk copies belong to the async proxy. Under weak memory they happen late and in any order, most of them when a thread waits for them
+//! or for their mbarrier: a copy to global memory first reads, and later writes. They read and write memory itself, not what is on
 //! its way there. Stores to shared memory reach them after a proxy fence, and without one only maybe.
 
 use crate::core::{Core, Fault};
 use crate::error::TrapKind;
 use crate::mbarrier::Mbarriers;
+use crate::stores::Copy;
 use std::collections::VecDeque;
 
 /// The most stores that bulk copies don't see yet.
 const MAX: usize = 256;
+
+/// One copy in `SOON` happens soon: with a chance of one in `SOON` per turn of its block, and the others one in `LAZY`. Powers of two.
+const SOON: u64 = 4;
+pub const LAZY: u64 = 2048;
 
 /// A store to shared memory that bulk copies don't see yet.
 #[derive(Clone, Copy, Debug)]
@@ -23,28 +28,9 @@ struct Unseen {
     epoch: u32,
 }
 
-/// A bulk copy under way.
-#[derive(Debug)]
-pub struct Copy {
-    pub thread: u32,
-    /// The thread's group.
-    pub group: u32,
-    /// The instruction's line.
-    pub line: u32,
-    pub shared: u32,
-    pub global: u64,
-    pub bytes: u32,
-    /// The mbarrier of a copy to shared memory.
-    pub mbarrier: Option<u32>,
-    /// What a copy to global memory has read.
-    pub read: Option<Vec<u8>>,
-}
-
-impl Copy {
-    /// Adds the copy's line to a fault that comes later.
-    fn named(&self, fault: Fault) -> Fault {
-        Fault::new(fault.kind, format!("the bulk copy of line {}: {}", self.line, fault.cause))
-    }
+/// Adds a copy's line to a fault that comes later.
+fn named(copy: &Copy, fault: Fault) -> Fault {
+    Fault::new(fault.kind, format!("the bulk copy of line {}: {}", copy.line, fault.cause))
 }
 
 /// A block's shared memory.
@@ -101,7 +87,8 @@ impl Shared {
     }
 
     /// Starts a copy; unless memory is weak, it happens at once.
-    pub fn start(&mut self, core: &mut Core<'_>, copy: Copy) -> Result<(), Fault> {
+    pub fn start(&mut self, core: &mut Core<'_>, mut copy: Copy) -> Result<(), Fault> {
+        copy.soon = core.weak.as_mut().is_none_or(|weak| weak.one_in(SOON));
         self.copies.push(copy);
         if core.weak.is_none() {
             while !self.copies.is_empty() {
@@ -116,7 +103,7 @@ impl Shared {
         core.quiet = 0;
         if self.copies[at].mbarrier.is_some() {
             let copy = self.copies.swap_remove(at);
-            self.to_shared(core, &copy).map_err(|fault| copy.named(fault))
+            self.to_shared(core, &copy).map_err(|fault| named(&copy, fault))
         } else if self.copies[at].read.is_none() {
             let bytes = self.source(core, at);
             self.copies[at].read = Some(bytes);
@@ -162,25 +149,30 @@ impl Shared {
         found
     }
 
-    /// Lets some copies happen, as time passes.
+    /// Lets a copy happen, as time passes.
     pub fn drift(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
-        while !self.copies.is_empty()
-            && let Some(weak) = &mut core.weak
-            && weak.one_in(4)
-        {
-            let at = weak.random.below(self.copies.len());
-            self.step(core, at)?;
+        let Some(weak) = &mut core.weak else { return Ok(()) };
+        let at = weak.random.below(self.copies.len());
+        if weak.one_in(if self.copies[at].soon { SOON } else { LAZY }) { self.step(core, at) } else { Ok(()) }
+    }
+
+    /// Lets a copy happen that a thread waits for at the mbarrier.
+    pub fn hurry(&mut self, core: &mut Core<'_>, mbarrier: u32) -> Result<(), Fault> {
+        let Some(weak) = &mut core.weak else { return Ok(()) };
+        let waits = |copy: &&Copy| copy.mbarrier == Some(mbarrier);
+        let count = self.copies.iter().filter(waits).count();
+        if count == 0 || !weak.one_in(2) {
+            return Ok(());
         }
-        Ok(())
+        let chosen = weak.random.below(count);
+        let at = self.copies.iter().enumerate().filter(|(_, copy)| waits(copy)).nth(chosen).map(|(at, _)| at);
+        at.map_or(Ok(()), |at| self.step(core, at))
     }
 
     /// Completes a thread's copies to global memory of groups before `group`; with `read`, they have at least read.
     pub fn wait(&mut self, core: &mut Core<'_>, thread: u32, group: u32, read: bool) -> Result<(), Fault> {
         let waits = |copy: &Copy| {
-            copy.thread == thread
-                && copy.mbarrier.is_none()
-                && copy.group < group
-                && !(read && copy.read.is_some())
+            copy.thread == thread && copy.mbarrier.is_none() && copy.group < group && !(read && copy.read.is_some())
         };
         while let Some(at) = self.copies.iter().position(waits) {
             self.step(core, at)?;
@@ -198,7 +190,9 @@ impl Shared {
             };
             return Err(Fault::new(
                 TrapKind::Mbarrier,
-                format!("the block's threads exit while the bulk copy of line {line} by thread {thread} uses its shared memory; wait {what}"),
+                format!(
+                    "the block's threads exit while the bulk copy of line {line} by thread {thread} uses its shared memory; wait {what}"
+                ),
             ));
         }
         core.copies.append(&mut self.copies);
@@ -214,7 +208,7 @@ impl Core<'_> {
             let address = copy.global + 8 * at as u64;
             let word = u64::from_le_bytes(word.try_into().unwrap_or_default());
             let done = self.view.store(address, 64, word);
-            done.map_err(|refusal| copy.named(self.refused(refusal, "store", address, 8)))?;
+            done.map_err(|refusal| named(copy, self.refused(refusal, "store", address, 8)))?;
         }
         Ok(())
     }

@@ -472,6 +472,11 @@ pub struct Instruction {
     pub imm: i32,
 }
 
+/// Returns an instruction without operands.
+pub fn blank(op: Op, width: u8) -> Instruction {
+    Instruction { op, width, extra: width, negate: false, guard: ALWAYS, d: 0, a: 0, b: 0, c: 0, x: 0, imm: 0 }
+}
+
 /// Bytes to copy between two frames' parameters.
 #[derive(Clone, Copy, Debug)]
 pub struct Transfer {

@@ -1,11 +1,10 @@
 //! What all threads of a launch share, and why one of them can't continue.
 
-use crate::bulk::Copy;
 use crate::error::TrapKind;
 use crate::launch::{Statistics, Time};
 use crate::memory::{Refusal, View};
 use crate::program::Program;
-use crate::stores::Weak;
+use crate::stores::{Copy, Weak};
 
 /// Why a thread can't continue.
 #[derive(Debug)]

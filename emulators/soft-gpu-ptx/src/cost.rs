@@ -204,7 +204,9 @@ impl Depths {
             }
             Op::Bfi => operands.max(depth(i.x)),
             Op::Call | Op::Return | Op::Exit | Op::Trap | Op::Nanosleep | Op::Nothing => return,
-            Op::Bulk { .. } | Op::BulkCommit | Op::BulkWait { .. } | Op::ProxyFence { .. } | Op::MbarrierFence => return,
+            Op::Bulk { .. } | Op::BulkCommit | Op::BulkWait { .. } | Op::ProxyFence { .. } | Op::MbarrierFence => {
+                return;
+            }
             _ => operands,
         };
         set(&mut self.slots, at(i.d)..at(i.d) + 1, result);

@@ -43,7 +43,9 @@ impl Mbarrier {
             let (pending, expected) = (self.pending, self.expected);
             return Err(wrong(
                 self.at,
-                format!("gets {count} arrivals, and its phase waits for {pending} of {expected}; initialize it for as many as arrive"),
+                format!(
+                    "gets {count} arrivals, and its phase waits for {pending} of {expected}; initialize it for as many as arrive"
+                ),
             ));
         }
         self.pending -= count as u32;
@@ -56,7 +58,10 @@ impl Mbarrier {
         if !(-MAX..=MAX).contains(&self.bytes) {
             return Err(wrong(
                 self.at,
-                format!("counts {} bytes under way, and its limit is {MAX}; expect as many bytes as the copies have", self.bytes),
+                format!(
+                    "counts {} bytes under way, and its limit is {MAX}; expect as many bytes as the copies have",
+                    self.bytes
+                ),
             ));
         }
         Ok(self.advance())
@@ -99,7 +104,9 @@ impl Mbarrier {
         }
         let cause = match self.bytes {
             bytes @ 1.. => format!("is invalidated while it waits for {bytes} bytes"),
-            bytes => format!("is invalidated, and copies of {} bytes arrived that it did not expect (expect_tx)", -bytes),
+            bytes => {
+                format!("is invalidated, and copies of {} bytes arrived that it did not expect (expect_tx)", -bytes)
+            }
         };
         Err(wrong(self.at, cause))
     }
@@ -127,7 +134,10 @@ impl Mbarriers {
             return Err(wrong(at, "is not initialized, or invalidated; begin with mbarrier.init"));
         };
         if bytes.get(at as usize..at as usize + 8) != Some(&found.word().to_le_bytes()) {
-            return Err(wrong(at, "was overwritten by another instruction; invalidate it before its memory is used for something else"));
+            return Err(wrong(
+                at,
+                "was overwritten by another instruction; invalidate it before its memory is used for something else",
+            ));
         }
         Ok(found)
     }

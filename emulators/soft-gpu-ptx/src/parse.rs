@@ -1,5 +1,6 @@
 //! Parses directives, declarations and the structure of functions.
 
+mod allocate;
 mod body;
 pub mod context;
 mod expression;

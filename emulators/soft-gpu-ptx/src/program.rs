@@ -1,6 +1,6 @@
 //! Linked modules: one table of functions, one of variables.
 
-use crate::code::{Body, Instruction, Op, Transfer};
+use crate::code::{Body, Float, Op, Special, Transfer};
 use crate::error::{Error, Kind};
 use crate::module::{Function, Linkage, Module, Place, Variable};
 use std::collections::{HashMap, HashSet};
@@ -41,6 +41,8 @@ pub struct Kernel {
     pub required_block: Option<[u32; 3]>,
     /// The blocks per cluster, if the kernel requires a size (`.reqnctapercluster`).
     pub required_cluster: Option<[u32; 3]>,
+    /// The kernel may read the address of [`Launch::workspace`](crate::Launch::workspace).
+    pub workspace: bool,
     /// The kernel may execute bulk copies.
     pub(crate) bulk: bool,
     pub(crate) function: usize,
@@ -84,7 +86,36 @@ pub enum BuiltIn {
     Print,
     /// `__assertfail(message, file, line, function, character size)`.
     AssertFail,
+    /// A function of NVIDIA's libdevice that is one instruction, on operands of this width.
+    Instruction(Op, u8),
+    /// The number of the lowest bit that is set, counting from 1, or 0.
+    FindFirst,
 }
+
+/// Functions of libdevice, which NVIDIA's headers call: what they compute, the operands' width, and the bytes of the result.
+const LIBDEVICE: &[(&str, Op, u8, u32)] = &[
+    ("mulhi", Op::MulHi { signed: true }, 32, 4),
+    ("umulhi", Op::MulHi { signed: false }, 32, 4),
+    ("mul64hi", Op::MulHi { signed: true }, 64, 8),
+    ("umul64hi", Op::MulHi { signed: false }, 64, 8),
+    ("popc", Op::Popc, 32, 4),
+    ("popcll", Op::Popc, 64, 4),
+    ("clz", Op::Clz, 32, 4),
+    ("clzll", Op::Clz, 64, 4),
+    ("brev", Op::Brev, 32, 4),
+    ("brevll", Op::Brev, 64, 8),
+    ("min", Op::Min { signed: true }, 32, 4),
+    ("max", Op::Max { signed: true }, 32, 4),
+    ("umin", Op::Min { signed: false }, 32, 4),
+    ("umax", Op::Max { signed: false }, 32, 4),
+    ("llmin", Op::Min { signed: true }, 64, 8),
+    ("llmax", Op::Max { signed: true }, 64, 8),
+    ("ullmin", Op::Min { signed: false }, 64, 8),
+    ("ullmax", Op::Max { signed: false }, 64, 8),
+    ("byte_perm", Op::Prmt, 32, 4),
+    ("fminf", Op::Float(Float::Min), 32, 4),
+    ("fmaxf", Op::Float(Float::Max), 32, 4),
+];
 
 /// Linked modules.
 #[derive(Debug)]
@@ -239,16 +270,25 @@ impl Linker {
     }
 }
 
-fn is_bulk(instruction: &Instruction) -> bool {
-    matches!(instruction.op, Op::Bulk { .. })
-}
-
 fn built_in(function: &Function) -> Option<BuiltIn> {
     let sizes = |slots: &[crate::module::Slot]| slots.iter().map(|slot| slot.size).collect::<Vec<_>>();
     match function.name.as_str() {
         "vprintf" if sizes(&function.parameters) == [8, 8] && sizes(&function.results) == [4] => Some(BuiltIn::Print),
         "__assertfail" if sizes(&function.parameters) == [8, 8, 4, 8, 8] => Some(BuiltIn::AssertFail),
-        _ => None,
+        "__nv_ffs" if sizes(&function.parameters) == [4] => Some(BuiltIn::FindFirst),
+        "__nv_ffsll" if sizes(&function.parameters) == [8] => Some(BuiltIn::FindFirst),
+        name => {
+            let name = name.strip_prefix("__nv_")?;
+            let &(_, op, width, result) = LIBDEVICE.iter().find(|entry| entry.0 == name)?;
+            let operands = match op {
+                Op::Popc | Op::Clz | Op::Brev => 1,
+                Op::Prmt => 3,
+                _ => 2,
+            };
+            let fits = sizes(&function.parameters) == vec![u32::from(width) / 8; operands]
+                && sizes(&function.results) == [result];
+            fits.then_some(BuiltIn::Instruction(op, width))
+        }
     }
 }
 
@@ -421,11 +461,17 @@ impl Program {
             max_threads: function.max_threads,
             required_block: function.required_block,
             required_cluster: function.required_cluster,
-            bulk: reachable.iter().flat_map(|&function| &self.functions[function].body.code).any(is_bulk),
+            workspace: self.has(&reachable, |op| matches!(op, Op::Special(Special::Environment(1 | 2)))),
+            bulk: self.has(&reachable, |op| matches!(op, Op::Bulk { .. })),
             function: number,
             reachable,
             layout,
         }
+    }
+
+    /// Whether the functions have an instruction.
+    fn has(&self, functions: &[usize], wanted: impl Fn(Op) -> bool) -> bool {
+        functions.iter().flat_map(|&function| &self.functions[function].body.code).any(|i| wanted(i.op))
     }
 
     /// Returns the bytes of local memory that the deepest chain of calls needs; a recursive function counts once.

@@ -62,6 +62,8 @@ pub struct Scheduler<'a> {
     active: Vec<Id>,
     spinning: Vec<Id>,
     idle: u32,
+    /// Threads that a warp instruction or barrier has let continue: empty between uses.
+    woken: Vec<u32>,
     begun: Instant,
     /// The costs for exited threads, by block and thread.
     costs: BTreeMap<([u32; 3], u32), Cost>,
@@ -114,6 +116,7 @@ impl<'a> Scheduler<'a> {
             active: Vec::new(),
             spinning: Vec::new(),
             idle: 0,
+            woken: Vec::new(),
             begun: Instant::now(),
             costs: BTreeMap::new(),
         }
@@ -154,8 +157,7 @@ impl<'a> Scheduler<'a> {
                 self.blocks.push(None);
                 self.blocks.len() - 1
             });
-            let (first, within) =
-                (coordinates(self.next / u64::from(size), clusters), coordinates(rank, self.cluster));
+            let (first, within) = (coordinates(self.next / u64::from(size), clusters), coordinates(rank, self.cluster));
             let place = Place {
                 grid: self.launch.grid,
                 block: self.launch.block,
@@ -348,7 +350,7 @@ impl<'a> Scheduler<'a> {
         let (slot, index) = (id.0 as usize, id.1 as usize);
         let Some(block) = &mut self.blocks[slot] else { return Ok(()) };
         let instruction = block.threads[index].instruction(self.core.program);
-        let mut woken = Vec::new();
+        let mut woken = std::mem::take(&mut self.woken);
         match instruction.op {
             Op::ActiveMask => {
                 // Decide whether the warp's lanes wait for each other here, and for how long.
@@ -358,6 +360,7 @@ impl<'a> Scheduler<'a> {
                 let turns = [256, 256, 32, 0][Random::new(here).below(4)];
                 block.threads[index].state = State::Gather(turns);
                 self.active.push(id);
+                self.woken = woken;
                 return Ok(());
             }
             Op::Barrier { .. } => {
@@ -370,7 +373,8 @@ impl<'a> Scheduler<'a> {
             }
         }
         block.ready += woken.len() as u32;
-        self.active.extend(woken.into_iter().map(|index| (id.0, index)));
+        self.active.extend(woken.drain(..).map(|index| (id.0, index)));
+        self.woken = woken;
         block.stuck(&self.core)
     }
 

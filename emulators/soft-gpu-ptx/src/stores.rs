@@ -1,4 +1,4 @@
-//! Stores in flight under weak memory.
+//! Stores and bulk copies in flight.
 
 use crate::code::Order;
 use crate::random::Random;
@@ -12,6 +12,25 @@ pub struct Store {
     pub block: u32,
     pub width: u8,
     pub order: Order,
+}
+
+/// A bulk copy under way.
+#[derive(Debug)]
+pub struct Copy {
+    pub thread: u32,
+    /// The thread's group.
+    pub group: u32,
+    /// The instruction's line.
+    pub line: u32,
+    pub shared: u32,
+    pub global: u64,
+    pub bytes: u32,
+    /// The mbarrier of a copy to shared memory.
+    pub mbarrier: Option<u32>,
+    /// What a copy to global memory has read.
+    pub read: Option<Vec<u8>>,
+    /// The copy happens soon, rather than when a thread waits for it.
+    pub soon: bool,
 }
 
 /// Every block of the GPU sees the store.

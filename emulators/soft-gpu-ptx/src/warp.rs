@@ -39,9 +39,15 @@ pub fn meet(block: &mut Block, index: usize, core: &mut Core<'_>, woken: &mut Ve
     if !(0..lanes).filter(|other| mask >> other & 1 == 1).all(|other| arrived(&other)) {
         return block.warp_stuck(index as u32 / 32, core);
     }
-    let members: Vec<usize> = (0..lanes).filter(|other| mask >> other & 1 == 1).collect();
+    let mut all = [0; 32];
+    let mut count = 0;
+    for other in (0..lanes).filter(|other| mask >> other & 1 == 1) {
+        all[count] = other;
+        count += 1;
+    }
+    let members = &all[..count];
     let at = block.threads[index].position();
-    for &other in &members {
+    for &other in members {
         let thread = &block.threads[first + other];
         let same = thread.position() == at
             || matches!(i.op, Op::WarpBarrier) && matches!(thread.instruction(core.program).op, Op::WarpBarrier);
@@ -52,13 +58,13 @@ pub fn meet(block: &mut Block, index: usize, core: &mut Core<'_>, woken: &mut Ve
             ));
         }
     }
-    execute(block, &i, first, &members, mask);
+    execute(block, &i, first, members, mask);
     if core.doorbells.is_some() {
         let arrivals = members.iter().filter_map(|lane| block.threads[first + lane].depths.as_ref());
         let depth = arrivals.map(|depths| depths.arrival).max().unwrap_or(0);
         members.iter().for_each(|lane| block.threads[first + lane].meet(depth, &i));
     }
-    for other in members {
+    for &other in members {
         let thread = &mut block.threads[first + other];
         if matches!(i.op, Op::WarpBarrier)
             && let Some(buffer) = &mut thread.buffer
@@ -72,18 +78,23 @@ pub fn meet(block: &mut Block, index: usize, core: &mut Core<'_>, woken: &mut Ve
 }
 
 fn execute(block: &mut Block, i: &Instruction, first: usize, members: &[usize], mask: u32) {
-    let read = |block: &Block, slot: u16| -> Vec<u64> {
-        members.iter().map(|&lane| block.threads[first + lane].slot(slot)).collect()
+    let read = |block: &Block, slot: u16| {
+        let mut values = [0; 32];
+        for (value, &lane) in values.iter_mut().zip(members) {
+            *value = block.threads[first + lane].slot(slot);
+        }
+        values
     };
     let values = read(block, i.a);
+    let values = &values[..members.len()];
     match i.op {
         Op::Shuffle(kind) => {
             let (lanes, clamps) = (read(block, i.b), read(block, i.c));
             for (member, &lane) in members.iter().enumerate() {
                 let (source, valid) = source(kind, lane as i32, lanes[member] as u32, clamps[member] as u32);
                 // The value of a lane outside the mask is undefined.
-                let found = members.iter().position(|&other| other as i32 == source);
-                let value = found.map_or(0xa5a5_a5a5, |found| values[found]);
+                let before = (mask & ((1 << source) - 1)).count_ones() as usize;
+                let value = if mask >> source & 1 == 1 { values[before] } else { 0xa5a5_a5a5 };
                 let thread = &mut block.threads[first + lane];
                 thread.set_slot(i.d, value);
                 if let Ok(predicate) = u16::try_from(i.imm) {
@@ -94,7 +105,7 @@ fn execute(block: &mut Block, i: &Instruction, first: usize, members: &[usize], 
         Op::Vote(vote) => {
             let ballot = members
                 .iter()
-                .zip(&values)
+                .zip(values)
                 .filter(|(_, value)| (**value != 0) != (i.imm != 0))
                 .fold(0u32, |ballot, (lane, _)| ballot | 1 << lane);
             let result = match vote {
@@ -113,7 +124,7 @@ fn execute(block: &mut Block, i: &Instruction, first: usize, members: &[usize], 
             for (member, &lane) in members.iter().enumerate() {
                 let equal = members
                     .iter()
-                    .zip(&values)
+                    .zip(values)
                     .filter(|(_, value)| **value == values[member])
                     .fold(0u32, |equal, (lane, _)| equal | 1 << lane);
                 let thread = &mut block.threads[first + lane];

@@ -6,6 +6,7 @@
 //! early load returns a value that memory has had since the thread's last acquire. Late loads and atomics are up to the thread
 //! (`crate::thread`).
 
+use crate::bulk::LAZY;
 use crate::code::{Order, Scope, low};
 use crate::core::{Core, Fault};
 use crate::memory::Refusal;
@@ -105,9 +106,9 @@ impl Core<'_> {
             let at = weak.random.below(weak.stores.list.len());
             self.advance(at, false)?;
         }
-        while let Some(weak) = &mut self.weak
+        if let Some(weak) = &mut self.weak
             && !self.copies.is_empty()
-            && weak.one_in(4)
+            && weak.one_in(LAZY)
         {
             let at = weak.random.below(self.copies.len());
             let copy = self.copies.swap_remove(at);

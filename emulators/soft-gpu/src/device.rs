@@ -186,6 +186,8 @@ fn attribute(driver: &Driver, device: &Device, number: c_int) -> Outcome<c_int> 
         111 => 1024,
         113 | 115..=117 => 1,
         118 => 200,
+        // Clusters.
+        120 => c_int::from(driver.settings.capability.0 >= 9),
         // Dma-bufs, IPC events, and one memory synchronization domain.
         124..=126 => 1,
         // The device's memory is no NUMA node of its own; the closest node of the host is node 0.

@@ -4,12 +4,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use soft_gpu_ptx::{Kernel, Launch, Time, TrapKind};
 
+use crate::alloc;
 use crate::code::{Code, Outcome};
+use crate::copy;
 use crate::device::{self, MAX_BLOCK, MAX_GRID};
 use crate::function;
 use crate::guard::{In, log};
 use crate::module::MODULES;
-use crate::space::{Running, View};
+use crate::space::{Kind, Running, View};
 use crate::stream;
 
 /// The keys in a launch's `extra` list: its end, and the buffer with all parameters and its size.
@@ -58,6 +60,9 @@ impl Arguments {
     }
 }
 
+/// The alignment of the words of a cooperative grid.
+const WORKSPACE: u64 = 8;
+
 /// The most blocks per cluster that a kernel gets without asking for more.
 const MAX_CLUSTER: u32 = 8;
 
@@ -84,8 +89,12 @@ impl Shape {
         let cluster = self.cluster.or(kernel.required_cluster).unwrap_or([1; 3]);
         let contradicts = kernel.required_cluster.is_some_and(|required| required != cluster);
         let whole = within(cluster, [MAX_CLUSTER; 3]) && (0..3).all(|axis| self.grid[axis] % cluster[axis] == 0);
-        if !whole || contradicts || cluster.iter().product::<u32>() > MAX_CLUSTER {
+        let size = cluster.iter().product::<u32>();
+        if !whole || contradicts || size > MAX_CLUSTER {
             return Err(Code::INVALID_CLUSTER_SIZE);
+        }
+        if size > 1 && device::started()?.settings.capability.0 < 9 {
+            return Err(Code::NOT_SUPPORTED);
         }
         let blocks = self.grid.iter().map(|size| u64::from(*size)).product::<u64>();
         let resident = device::resident_blocks(threads as u32, kernel.shared + self.shared);
@@ -117,11 +126,17 @@ fn launch(handle: usize, shape: &Shape, stream: usize, arguments: &Arguments) ->
     // Each launch gets its own seed, from its number within the process.
     static LAUNCHES: AtomicU64 = AtomicU64::new(0);
     let number = LAUNCHES.fetch_add(1, Ordering::Relaxed);
+    // A cooperative grid's barrier has two words in device memory, for as long as the kernel runs.
+    let wants = shape.cooperative && function.kernel.workspace;
+    let workspace = if wants { alloc::allocate(&context, 8, WORKSPACE, Kind::Heap)? } else { 0 };
+    if wants {
+        copy::fill(workspace, &[0; 8]);
+    }
     let launch = Launch {
         grid: shape.grid,
         block: shape.block,
         cluster: shape.cluster,
-        workspace: 0,
+        workspace,
         shared: shape.shared,
         parameters: arguments.bytes(&function.kernel)?,
         seed: settings.seed.wrapping_add(number),
@@ -138,6 +153,10 @@ fn launch(handle: usize, shape: &Shape, stream: usize, arguments: &Arguments) ->
             let fix = if trap.kind == TrapKind::Watchdog { "; SOFTGPU_WATCHDOG has the seconds" } else { "" };
             log(format_args!("{trap} ({code}; launch {number}, seed {}){fix}", launch.seed));
             fault.set(code);
+        }
+        if wants {
+            // Destroying the context may already have released it.
+            let _ = alloc::release(workspace, |entry| matches!(entry.kind, Kind::Heap));
         }
     });
     Ok(())

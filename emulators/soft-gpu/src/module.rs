@@ -200,8 +200,9 @@ pub(crate) fn attribute(kernel: &Kernel, dynamic: u32, number: c_int) -> Outcome
         7 => 0,
         8 => dynamic as c_int,
         9 => -1,
-        // Clusters, which aren't supported.
-        10..=16 => 0,
+        // The cluster size that the function requires.
+        11..=13 => kernel.required_cluster.unwrap_or_default()[number as usize - 11] as c_int,
+        10 | 14..=16 => 0,
         _ => return Err(Code::INVALID_VALUE),
     })
 }

@@ -154,6 +154,62 @@ static void link_texts(const char *path) {
     CALL(cuModuleUnload(module));
 }
 
+/* A cooperative grid of clusters, whose threads meet at the barrier that the driver provides. */
+static void clusters(void) {
+    static char text[] = ".version 8.0\n.target sm_90\n.address_size 64\n"
+                         ".visible .entry meet(.param .u64 to)\n{\n"
+                         "    .reg .pred %p; .reg .b32 %r<8>; .reg .b64 %d<4>;\n"
+                         "    ld.param.u64 %d1, [to]; mov.u32 %r1, %envreg1; mov.u32 %r2, %envreg2; mov.b64 %d2, {%r2, %r1};\n"
+                         "    atom.add.release.gpu.global.u32 %r3, [%d2+4], 1;\n"
+                         "AGAIN:\n    ld.acquire.gpu.global.u32 %r3, [%d2+4]; setp.ne.u32 %p, %r3, 4; @%p bra AGAIN;\n"
+                         "    mov.u32 %r4, %ctaid.x; mov.u32 %r5, %cluster_ctarank; mov.u32 %r6, %clusterid.x;\n"
+                         "    shl.b32 %r6, %r6, 8; or.b32 %r5, %r5, %r6; mul.wide.u32 %d3, %r4, 4; add.u64 %d1, %d1, %d3;\n"
+                         "    st.global.u32 [%d1], %r5; ret;\n}\n";
+    int major = 0;
+    CUmodule module;
+    CUfunction function;
+    CUdeviceptr memory;
+    size_t before, after, total;
+    unsigned found[4];
+    CALL(cuDeviceGetAttribute(&major, CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, 0));
+    if (major < 9)
+        return;
+    CALL(cuModuleLoadData(&module, text));
+    CALL(cuModuleGetFunction(&function, module, "meet"));
+    CALL(cuMemAlloc(&memory, sizeof found));
+    CUlaunchAttribute attributes[3];
+    memset(attributes, 0, sizeof attributes);
+    attributes[0].id = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
+    attributes[0].value.cooperative = 1;
+    attributes[1].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attributes[1].value.clusterDim.x = 2;
+    attributes[1].value.clusterDim.y = attributes[1].value.clusterDim.z = 1;
+    attributes[2].id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attributes[2].value.programmaticStreamSerializationAllowed = 1;
+    CUlaunchConfig config;
+    memset(&config, 0, sizeof config);
+    config.gridDimX = 4;
+    config.gridDimY = config.gridDimZ = config.blockDimX = config.blockDimY = config.blockDimZ = 1;
+    config.attrs = attributes;
+    config.numAttrs = 3;
+    void *parameters[] = {&memory};
+    CALL(cuMemGetInfo(&before, &total));
+    for (int launch = 0; launch < 2; launch++) {
+        CALL(cuMemsetD8(memory, 0xff, sizeof found));
+        CALL(cuLaunchKernelEx(&config, function, parameters, NULL));
+        CALL(cuMemcpyDtoH(found, memory, sizeof found));
+        CHECK(found[0] == 0 && found[1] == 1 && found[2] == 0x100 && found[3] == 0x101);
+    }
+    CALL(cuMemGetInfo(&after, &total));
+    CHECK(before == after);
+    config.gridDimX = 3;
+    EXPECT(CUDA_ERROR_INVALID_CLUSTER_SIZE, cuLaunchKernelEx(&config, function, parameters, NULL));
+    attributes[1].value.clusterDim.x = 0;
+    EXPECT(CUDA_ERROR_INVALID_CLUSTER_SIZE, cuLaunchKernelEx(&config, function, parameters, NULL));
+    CALL(cuMemFree(memory));
+    CALL(cuModuleUnload(module));
+}
+
 /* Launches a kernel that does something illegal; the context's error is sticky. */
 static void wrong(CUresult code, const char *path, const char *kernel, CUdeviceptr (*address)(void)) {
     CUcontext context;
@@ -239,6 +295,7 @@ int main(int argc, char **argv) {
     wait_for_host(module);
     library(argv[1]);
     link_texts(argv[1]);
+    clusters();
     CALL(cuModuleUnload(module));
     CALL(cuDevicePrimaryCtxRelease(0));
     const struct {

@@ -388,7 +388,8 @@ impl<'a> Parser<'a> {
         {
             return self.recode(context, form, operands, to, from);
         }
-        let roundings = [("rni", Rounding::Nearest), ("rzi", Rounding::Zero), ("rmi", Rounding::Down), ("rpi", Rounding::Up)];
+        let roundings =
+            [("rni", Rounding::Nearest), ("rzi", Rounding::Zero), ("rmi", Rounding::Down), ("rpi", Rounding::Up)];
         let integral = form.pick(&roundings);
         let rounded = form.take("rn");
         let to = form.rest.next().and_then(Type::parse).ok_or_else(|| self.unknown_form(form))?;

@@ -11,12 +11,7 @@ const WORD: Type = Type { kind: 'u', bits: 32 };
 const LONG: Type = Type { kind: 'b', bits: 64 };
 
 impl<'a> Parser<'a> {
-    pub(super) fn fence(
-        &self,
-        form: &mut Form<'a>,
-        membar: bool,
-        operands: &[Operand<'a>],
-    ) -> Result<Instr, Error> {
+    pub(super) fn fence(&self, form: &mut Form<'a>, membar: bool, operands: &[Operand<'a>]) -> Result<Instr, Error> {
         self.count(form, operands, 0)?;
         if membar {
             let scope = form.pick(&[("cta", Scope::Block), ("gl", Scope::Gpu), ("sys", Scope::System)]);
@@ -85,7 +80,8 @@ impl<'a> Parser<'a> {
         let mut scope = Scope::Block;
         if let Some(given) = form.pick(&[natural, ("relaxed", Order::Relaxed)]) {
             order = given;
-            scope = form.pick(&[("cta", Scope::Block), ("cluster", Scope::Gpu)]).ok_or_else(|| self.unknown_form(form))?;
+            scope =
+                form.pick(&[("cta", Scope::Block), ("cluster", Scope::Gpu)]).ok_or_else(|| self.unknown_form(form))?;
         }
         if form.take("shared::cluster") {
             return Err(self.no_distributed(form));
@@ -121,12 +117,12 @@ impl<'a> Parser<'a> {
         Ok(made)
     }
 
-    fn no_distributed(&self, form: &Form<'_>) -> Error {
+    pub(super) fn no_distributed(&self, form: &Form<'_>) -> Error {
         self.error(
             Kind::Form,
             form.line,
             form.text,
-            "the interpreter has no distributed shared memory: a block reaches only its own; use shared::cta",
+            "the interpreter has no distributed shared memory and no barriers of clusters: a block reaches only its own shared memory",
         )
     }
 

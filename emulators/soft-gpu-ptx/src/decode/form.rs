@@ -1,6 +1,7 @@
 //! An instruction's modifiers, and its operands as slots.
 
-use crate::code::{ALWAYS, Atomic, Instruction, Op, Scope, Space, Special, low};
+pub use crate::code::blank;
+use crate::code::{Atomic, Instruction, Op, Scope, Space, Special, low};
 use crate::error::{Error, Kind};
 use crate::module::{Place, Symbol};
 use crate::operand::{Operand, Type};
@@ -69,6 +70,9 @@ impl<'a> Parser<'a> {
     }
 
     pub fn unknown_form(&self, form: &Form<'_>) -> Error {
+        if form.text.contains("cluster") || form.text.starts_with("mapa") || form.text.starts_with("getctarank") {
+            return self.no_distributed(form);
+        }
         self.error(
             Kind::Form,
             form.line,
@@ -354,10 +358,6 @@ impl<'a> Parser<'a> {
         context.body.sources.push(context.source);
         Ok(())
     }
-}
-
-pub fn blank(op: Op, width: u8) -> Instr {
-    Instruction { op, width, extra: width, negate: false, guard: ALWAYS, d: 0, a: 0, b: 0, c: 0, x: 0, imm: 0 }
 }
 
 /// Returns a special register and its width.

@@ -3,7 +3,7 @@
 use super::form::{ATOMICS, Form, Instr, SCOPES, SPACES, blank};
 use crate::code::{Atomic, Op, Order, Scope, Space};
 use crate::error::Error;
-use crate::operand::Operand;
+use crate::operand::{Operand, Type};
 use crate::parse::context::Context;
 use crate::parse::parser::Parser;
 
@@ -46,9 +46,21 @@ impl<'a> Parser<'a> {
             order = given;
             scope = form.pick(SCOPES).ok_or_else(|| self.unknown_form(form))?;
         }
-        let space = form.pick(SPACES).unwrap_or(Space::Generic);
-        form.pick(CACHES);
-        while form.pick(HINTS).is_some() {}
+        // ptxas takes these in any order.
+        let (mut space, mut policy) = (None, false);
+        loop {
+            let found = form.pick(SPACES);
+            if space.is_some() && found.is_some() {
+                return Err(self.unknown_form(form));
+            }
+            space = space.or(found);
+            let hint = form.take("L2::cache_hint");
+            policy |= hint;
+            if found.is_none() && !hint && form.pick(CACHES).is_none() && form.pick(HINTS).is_none() {
+                break;
+            }
+        }
+        let space = space.unwrap_or(Space::Generic);
         let count = form.pick(&[("v2", 2), ("v4", 4)]).unwrap_or(1u8);
         let ty = self.ty(form)?;
         if !(8..=64).contains(&ty.bits) || u32::from(count) * u32::from(ty.bits) > 128 {
@@ -59,7 +71,10 @@ impl<'a> Parser<'a> {
         if kernel_constant || narrow {
             return Err(self.unknown_form(form));
         }
-        self.count(form, operands, 2)?;
+        self.count(form, operands, if policy { 3 } else { 2 })?;
+        if policy {
+            self.value(context, form, &operands[2], Type { kind: 'b', bits: 64 })?;
+        }
         let (place, values) = if store { (&operands[0], &operands[1]) } else { (&operands[1], &operands[0]) };
         let place = self.place_of(context, form, place, space)?;
         let one = [values.clone()];

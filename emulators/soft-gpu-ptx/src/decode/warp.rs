@@ -107,7 +107,8 @@ impl<'a> Parser<'a> {
                 self.done(form)?;
                 self.count(form, operands, 2)?;
                 let (lane, predicate) = first(operands);
-                let predicate = predicate.ok_or_else(|| self.bad(form, "the results are a register and a predicate"))?;
+                let predicate =
+                    predicate.ok_or_else(|| self.bad(form, "the results are a register and a predicate"))?;
                 let mut made = blank(Op::Elect, 32);
                 made.b = self.value(context, form, &operands[1], word)?;
                 made.d = self.result(context, form, &lane, 32)?;

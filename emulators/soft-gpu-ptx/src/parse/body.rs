@@ -1,5 +1,6 @@
 //! Parses function bodies: names, labels, and operands of instructions.
 
+use super::allocate::allocate;
 use super::context::{Context, Local, Names};
 use super::parser::Parser;
 use crate::error::{Error, Kind};
@@ -288,6 +289,7 @@ impl<'a> Parser<'a> {
             };
             context.body.code[at].imm = table as i32;
         }
+        allocate(&mut context.body);
         Ok(())
     }
 

@@ -2,8 +2,8 @@
 
 use super::{Late, Thread};
 use crate::alu::changed;
-use crate::code::{Atomic, Instruction, Op, Order, Scope, Space, low, signed};
 use crate::bulk::Shared;
+use crate::code::{Atomic, Instruction, Op, Order, Scope, Space, low, signed};
 use crate::core::{Core, Fault};
 use crate::error::TrapKind;
 use crate::memory::Refusal;
@@ -201,7 +201,8 @@ impl Thread {
             let at = address.wrapping_add(number as u64 * bytes);
             let value = match space {
                 Space::Shared => {
-                    let value = peek(&shared.bytes, at, width).ok_or_else(|| outside("shared", at, bytes, shared.bytes.len()))?;
+                    let value = peek(&shared.bytes, at, width)
+                        .ok_or_else(|| outside("shared", at, bytes, shared.bytes.len()))?;
                     self.spin.load(at, value);
                     value
                 }
@@ -327,7 +328,8 @@ impl Thread {
                 if at % bytes != 0 {
                     return Err(core.refused(Refusal::Misaligned, "atomic", at, bytes));
                 }
-                let old = peek(&shared.bytes, at, width).ok_or_else(|| outside("shared", at, bytes, shared.bytes.len()))?;
+                let old =
+                    peek(&shared.bytes, at, width).ok_or_else(|| outside("shared", at, bytes, shared.bytes.len()))?;
                 if WEAK {
                     shared.hide(at, bytes, self.index);
                 }

@@ -2,11 +2,12 @@
 
 use super::Thread;
 use super::access::outside;
-use crate::bulk::{Copy, Shared};
+use crate::bulk::Shared;
 use crate::code::{Instruction, Mbarrier, Order, Scope, Space};
 use crate::core::{Core, Fault};
 use crate::error::TrapKind;
 use crate::memory::Refusal;
+use crate::stores::Copy;
 
 impl Thread {
     /// Returns the offset of an address in shared memory, which `what` needs.
@@ -20,7 +21,10 @@ impl Thread {
     ) -> Result<u32, Fault> {
         let (space, at) = self.locate(space, address);
         if space != Space::Shared {
-            return Err(Fault::new(TrapKind::AddressSpace, format!("{what} at {address:#x}, which is not shared memory")));
+            return Err(Fault::new(
+                TrapKind::AddressSpace,
+                format!("{what} at {address:#x}, which is not shared memory"),
+            ));
         }
         if at % align != 0 {
             return Err(core.refused(Refusal::Misaligned, what, at, align));
@@ -86,6 +90,7 @@ impl Thread {
                     }
                 } else {
                     self.spin.load(place.1, word);
+                    shared.hurry(core, at)?;
                 }
                 return Ok(tries && !done);
             }
@@ -112,7 +117,9 @@ impl Thread {
         let (inside, global) = if to_shared { (target, source) } else { (source, target) };
         let at = self.in_shared(core, shared, (Space::Shared, inside), (bytes, 16), "a bulk copy")?;
         for address in [global, global.wrapping_add(bytes - 8)] {
-            core.view.allows(address, 8, !to_shared).map_err(|refusal| core.refused(refusal, "bulk copy", address, 8))?;
+            core.view
+                .allows(address, 8, !to_shared)
+                .map_err(|refusal| core.refused(refusal, "bulk copy", address, 8))?;
         }
         if global % 16 != 0 {
             return Err(core.refused(Refusal::Misaligned, "bulk copy", global, 16));
@@ -134,7 +141,7 @@ impl Thread {
         self.spin.wrote = true;
         let line = core.program.line(self.position());
         let (thread, group, bytes) = (self.index, self.group, bytes as u32);
-        shared.start(core, Copy { thread, group, line, shared: at, global, bytes, mbarrier, read: None })
+        shared.start(core, Copy { thread, group, line, shared: at, global, bytes, mbarrier, read: None, soon: false })
     }
 
     /// Waits until at most `most` of the thread's last groups of bulk copies are under way.

@@ -2,7 +2,9 @@
 
 use super::access::{peek, poke};
 use super::{Frame, Thread};
+use crate::alu::{Values, compute};
 use crate::bulk::Shared;
+use crate::code::blank;
 use crate::core::{Core, Fault};
 use crate::error::TrapKind;
 use crate::program::{BuiltIn, MAX_DEPTH, Program};
@@ -24,7 +26,7 @@ impl Thread {
                 .collect();
             let result = self.built_in(core, shared, built_in, &arguments)?;
             if let Some(&(at, size)) = call.results.first() {
-                poke(&mut self.params, u64::from(self.at.params + at), (size * 8) as u8, u64::from(result));
+                poke(&mut self.params, u64::from(self.at.params + at), (size * 8) as u8, result);
             }
             self.at.pc += 1;
             return Ok(());
@@ -107,9 +109,16 @@ impl Thread {
         shared: &Shared,
         which: BuiltIn,
         arguments: &[u64],
-    ) -> Result<u32, Fault> {
+    ) -> Result<u64, Fault> {
         match which {
-            BuiltIn::Print => self.print(core, shared, arguments[0], arguments[1]),
+            BuiltIn::Print => self.print(core, shared, arguments[0], arguments[1]).map(u64::from),
+            BuiltIn::FindFirst if arguments[0] == 0 => Ok(0),
+            BuiltIn::FindFirst => Ok(u64::from(arguments[0].trailing_zeros()) + 1),
+            BuiltIn::Instruction(op, width) => {
+                let argument = |at: usize| arguments.get(at).copied().unwrap_or(0);
+                let values = Values { a: argument(0), b: argument(1), c: argument(2), x: 0 };
+                Ok(compute(op, width, &values, &blank(op, width)))
+            }
             BuiltIn::AssertFail => Err(Fault::new(
                 TrapKind::Trap,
                 format!("an assertion failed in line {} of the kernel's source", arguments[2]),

@@ -3,8 +3,8 @@
 use super::access::{LATE, WINDOW, window};
 use super::{Event, Place, Thread};
 use crate::alu::{Values, combined, compares, compute};
-use crate::code::{ALWAYS, Instruction, Op, Order, Special, low};
 use crate::bulk::Shared;
+use crate::code::{ALWAYS, Instruction, Op, Order, Special, low};
 use crate::core::{Core, Fault};
 use crate::error::TrapKind;
 use crate::launch::Time;

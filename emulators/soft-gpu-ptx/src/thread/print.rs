@@ -10,7 +10,13 @@ const MAX_LEN: usize = 4096;
 
 impl Thread {
     /// Formats and prints the arguments at `arguments`, each aligned to its size. Returns how many there were.
-    pub(super) fn print(&self, core: &mut Core<'_>, shared: &Shared, format: u64, arguments: u64) -> Result<u32, Fault> {
+    pub(super) fn print(
+        &self,
+        core: &mut Core<'_>,
+        shared: &Shared,
+        format: u64,
+        arguments: u64,
+    ) -> Result<u32, Fault> {
         let format = self.string(core, shared, format)?;
         let (mut text, mut rest, mut at, mut count) = (String::new(), format.as_str(), arguments, 0);
         while let Some((before, after)) = rest.split_once('%') {

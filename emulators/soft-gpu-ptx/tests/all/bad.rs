@@ -58,7 +58,7 @@ const TEXTS: &[(&str, Kind, u32, &str)] = &[
     ("\n.func f {\n .reg .b32 %r<4>; redux.sync.add.b32 %r1, %r2, -1; }", Kind::Form, 6, "does not support this form"),
     ("\n.func f {\n .reg .b32 %r<4>; mov.u32 %r1, 8/(2-2); }", Kind::Syntax, 6, "divides by zero"),
     ("\n.func f {\n .reg .b32 %r<4>; mov.u32 %r1, (1+2; }", Kind::Syntax, 6, "`)` is expected"),
-    ("\n.func f {\n fence.proxy.async; }", Kind::Form, 6, "does not support this form"),
+    ("\n.func f {\n fence.proxy.tensormap; }", Kind::Form, 6, "does not support this form"),
     ("\n.func f {\n .reg .b32 %r<4>; add.u32 %r1, %r2, %r9; }", Kind::Symbol, 6, "no register"),
     ("\n.func f {\n .reg .b32 %r<4>; .reg .b64 %d<4>;\n add.u32 %r1, %r2, %d1; }", Kind::Operand, 7, "64 bits"),
     ("\n.func f {\n .reg .b32 %r<4>; add.u32 %r1, %r2; }", Kind::Operand, 6, "3 operands"),

@@ -85,7 +85,10 @@ fn loads_need_their_wait() {
 fn loads_need_their_expected_bytes() {
     let part = "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r2], 32;";
     // The first wait ends early; the last one then never ends, so it goes, too.
-    let body = load().replace("$E: mbarrier.test_wait.parity.shared::cta.b64 %p1, [bar], 0; @!%p1 bra $E;", "$E: ld.shared.u64 %d1, [room]; setp.ne.u64 %p1, %d1, 10; @%p1 bra $E;");
+    let body = load().replace(
+        "$E: mbarrier.test_wait.parity.shared::cta.b64 %p1, [bar], 0; @!%p1 bra $E;",
+        "$E: ld.shared.u64 %d1, [room]; setp.ne.u64 %p1, %d1, 10; @%p1 bra $E;",
+    );
     needs(1, &body, part, "mbarrier.arrive.shared::cta.b64 _, [%r2];", 23);
 }
 
@@ -93,7 +96,13 @@ fn loads_need_their_expected_bytes() {
 fn loads_of_stored_words_need_a_proxy_fence() {
     let body = format!("st.global.u64 [%out], 20;\nfence.proxy.async;\n{}", load());
     needs(1, &body, "fence.proxy.async;", "", 33);
-    needs(1, &body.replace("proxy.async;", "proxy.async.global;"), "fence.proxy.async.global;", "fence.proxy.async.shared::cta;", 33);
+    needs(
+        1,
+        &body.replace("proxy.async;", "proxy.async.global;"),
+        "fence.proxy.async.global;",
+        "fence.proxy.async.shared::cta;",
+        33,
+    );
 }
 
 /// The first block stores 7 in shared memory, copies it to word 8, and raises a flag; the second one waits for it and reads the word.
@@ -177,7 +186,8 @@ fn phases_and_states_follow_arrivals() {
         body.push('\n');
     }
     let arena = Arena::new(64);
-    run_text(&kernel(SHARED, &format!("{body}st.global.u64 [%out], %d9;")), &arena, 1).unwrap_or_else(|trap| panic!("{trap}"));
+    run_text(&kernel(SHARED, &format!("{body}st.global.u64 [%out], %d9;")), &arena, 1)
+        .unwrap_or_else(|trap| panic!("{trap}"));
     assert_eq!(arena.get(0), expected);
 }
 
@@ -235,7 +245,15 @@ fn weak_memory_names_missing_fences_and_waits() {
 
 #[test]
 fn blocks_of_a_cluster_know_their_place() {
-    let registers = ["%cluster_ctaid.x", "%cluster_ctaid.y", "%clusterid.x", "%clusterid.y", "%nclusterid.x", "%cluster_ctarank", "%cluster_nctarank"];
+    let registers = [
+        "%cluster_ctaid.x",
+        "%cluster_ctaid.y",
+        "%clusterid.x",
+        "%clusterid.y",
+        "%nclusterid.x",
+        "%cluster_ctarank",
+        "%cluster_nctarank",
+    ];
     let mut body = String::from(
         "mov.u32 %r1, %ctaid.x; mov.u32 %r2, %ctaid.y; mov.u32 %r3, %nctaid.x; mad.lo.u32 %r1, %r2, %r3, %r1; mad.wide.u32 %out, %r1, 8, %out;\n",
     );

@@ -261,6 +261,8 @@ const FORMS: &[(&str, u64)] = &[
     ("ld.u16 %h0, [%out+8]", 0xeeff),
     ("ld.v2.b32 {%r1, %r0}, [%out+8]", 0x8899_aabb),
     ("ld.global.nc.L1::no_allocate.v2.u64 {%d1, %d0}, [%out+16]", 3),
+    ("ld.L1::no_allocate.L2::cache_hint.global.nc.v4.s32 {%r1, %r2, %r0, %r3}, [%out+16], %d3", 3),
+    ("st.global.L2::cache_hint.b64 [%out+16], 9, %d3; ld.global.b64 %d0, [%out+16]", 9),
     ("ld.volatile.global.u32 %r0, [%out+8]", 0xccdd_eeff),
     ("ld.relaxed.sys.global.b64 %d0, [%out+16]", 2),
     ("ld.acquire.gpu.b32 %r0, [%out+16]", 2),
@@ -280,7 +282,10 @@ const FORMS: &[(&str, u64)] = &[
     ("atom.add.release.gpu.global.s32 %r1, [%out+16], 5; ld.global.b64 %d0, [%out+16]", 7),
     ("red.add.release.gpu.global.u32 [%out+16], 5; ld.global.b64 %d0, [%out+16]", 7),
     ("fence.sys.acq_rel; fence.acq_rel.sys; fence.gpu; mov.u32 %r0, 7", 7),
-    ("fence.proxy.async; fence.proxy.async.global; fence.proxy.async.shared::cta; fence.mbarrier_init.release.cluster; mov.u32 %r0, 7", 7),
+    (
+        "fence.proxy.async; fence.proxy.async.global; fence.proxy.async.shared::cta; fence.mbarrier_init.release.cluster; mov.u32 %r0, 7",
+        7,
+    ),
     ("atom.add.u32 %r1, [%out+16], 5; ld.global.b64 %d0, [%out+16]", 7),
     ("atom.acq_rel.gpu.global.cas.b64 %d1, [%out+16], 2, 9; ld.global.b64 %d0, [%out+16]", 9),
     ("atom.relaxed.sys.global.cas.b32 %r1, [%out+16], 3, 9; ld.global.b64 %d0, [%out+16]", 2),
@@ -300,6 +305,8 @@ const FORMS: &[(&str, u64)] = &[
     ("match.any.sync.b64 %r0, %d3, 0xffffffff", 1),
     ("match.all.sync.b32 %r0|%p5, %r3, 1", 1),
     ("redux.sync.add.u32 %r0, %r3, 1", 3),
+    ("elect.sync _|%p0, 1", 1),
+    ("mov.u32 %r0, 9; elect.sync %r0|%p1, 1", 0),
     ("activemask.b32 %r0", 1),
     ("bar.warp.sync -1; bar.sync 0; barrier.sync 1; bar.red.popc.u32 %r0, 2, %p1", 1),
     ("nanosleep.u32 20; mov.u32 %r0, 1", 1),
@@ -375,4 +382,44 @@ fn calls_pass_arguments_and_results_by_value() {
     let arena = Arena::new(8);
     run_text(text, &arena, 4).unwrap_or_else(|trap| panic!("{trap}"));
     assert_eq!([arena.get(0), arena.get(1), arena.get(2)], [22, 11, 1275]);
+}
+
+#[test]
+fn libdevice_functions_have_the_results_by_hand() {
+    let cases: &[(&str, u32, &[u64], u32, u64)] = &[
+        ("umulhi", 32, &[0x8000_0000, 6], 32, 3),
+        ("mulhi", 32, &[0x8000_0000, 6], 32, 0xffff_fffd),
+        ("umul64hi", 64, &[1 << 63, 6], 64, 3),
+        ("popc", 32, &[0xf0], 32, 4),
+        ("popcll", 64, &[u64::MAX], 32, 64),
+        ("clz", 32, &[1], 32, 31),
+        ("brevll", 64, &[1], 64, 1 << 63),
+        ("min", 32, &[0xffff_ffff, 1], 32, 0xffff_ffff),
+        ("umin", 32, &[0xffff_ffff, 1], 32, 1),
+        ("llmax", 64, &[u64::MAX, 1], 64, 1),
+        ("ullmax", 64, &[u64::MAX, 1], 64, u64::MAX),
+        ("ffs", 32, &[0x50], 32, 5),
+        ("ffs", 32, &[0], 32, 0),
+        ("ffsll", 64, &[1 << 40], 32, 41),
+        ("byte_perm", 32, &[0x3322_1100, 0x7766_5544, 0x0246], 32, 0x0022_4466),
+    ];
+    for (name, bits, arguments, result, expected) in cases {
+        let parameters: Vec<_> = (0..arguments.len()).map(|at| format!(".param .b{bits} a{at}")).collect();
+        let names: Vec<_> = (0..arguments.len()).map(|at| format!("a{at}")).collect();
+        let mut call = String::new();
+        for (at, value) in arguments.iter().enumerate() {
+            call += &format!(".param .b{bits} a{at}; st.param.b{bits} [a{at}], {value:#x};\n");
+        }
+        let text = format!(
+            ".version 7.0\n.target sm_80\n.address_size 64\n.extern .func (.param .b{result} r) __nv_{name}({});\n\
+             .visible .entry k(.param .u64 out) {{ .reg .b64 %d<2>; .reg .b{result} %r; ld.param.u64 %d1, [out];\n\
+             {{ .param .b{result} r; {call} call (r), __nv_{name}, ({}); ld.param.b{result} %r, [r]; }}\n\
+             st.global.b{result} [%d1], %r; ret; }}\n",
+            parameters.join(", "),
+            names.join(", ")
+        );
+        let arena = Arena::new(8);
+        run_text(&text, &arena, 1).unwrap_or_else(|trap| panic!("{name}: {trap}"));
+        assert_eq!(arena.get(0), *expected, "{name}");
+    }
 }

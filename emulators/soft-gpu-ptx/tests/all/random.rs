@@ -58,6 +58,88 @@ fn from_bits(bits: u32, of: impl Fn(u32) -> bool) -> u64 {
     (0..bits).map(|at| u64::from(of(at)) << at).sum()
 }
 
+/// A format of 16 or 8 bits: the bits of its mantissa, the exponent of 1, its largest number and its NaN.
+#[derive(Clone, Copy)]
+struct Small {
+    name: &'static str,
+    mantissa: u32,
+    one: i32,
+    most: u64,
+    nan: u64,
+}
+
+const F16: Small = Small { name: "f16", mantissa: 10, one: 15, most: 0x7bff, nan: 0x7fff };
+const BF16: Small = Small { name: "bf16", mantissa: 7, one: 127, most: 0x7f7f, nan: 0x7fff };
+const E4M3: Small = Small { name: "e4m3", mantissa: 3, one: 7, most: 0x7e, nan: 0x7f };
+const E5M2: Small = Small { name: "e5m2", mantissa: 2, one: 15, most: 0x7b, nan: 0x7f };
+
+impl Small {
+    /// Returns the size of a finite number as an integer, and the power of two that it is multiplied with.
+    fn parts(self, magnitude: u64) -> (u64, i32) {
+        let (exponent, fraction) = ((magnitude >> self.mantissa) as i32, magnitude & ((1 << self.mantissa) - 1));
+        let whole = if exponent == 0 { 0 } else { 1 << self.mantissa };
+        (whole + fraction, exponent.max(1) - self.one - self.mantissa as i32)
+    }
+
+    fn size(self, magnitude: u64) -> f64 {
+        let (units, power) = self.parts(magnitude);
+        units as f64 * f64::from(power).exp2()
+    }
+
+    /// Returns the number that 16 bits represent.
+    fn number(self, bits: u64) -> f64 {
+        let magnitude = bits & 0x7fff;
+        let size = match magnitude {
+            _ if magnitude <= self.most => self.size(magnitude),
+            _ if magnitude == self.most + 1 => f64::INFINITY,
+            _ => f64::NAN,
+        };
+        if bits >> 15 & 1 == 1 { -size } else { size }
+    }
+
+    /// Returns the magnitude whose number is nearest, by a search among all. `beyond` compares a magnitude's number with the wanted one;
+    /// `half` compares the wanted one with the middle between a magnitude and the next.
+    fn nearest(self, beyond: impl Fn(u64) -> bool, half: impl Fn(u64) -> std::cmp::Ordering) -> u64 {
+        let all: Vec<u64> = (0..=self.most).collect();
+        let below = all.partition_point(|&magnitude| !beyond(magnitude)) as u64 - 1;
+        match half(below) {
+            std::cmp::Ordering::Less => below,
+            std::cmp::Ordering::Equal => below + (below & 1),
+            std::cmp::Ordering::Greater => below + 1,
+        }
+    }
+
+    /// Converts a float of 32 bits.
+    fn from_f32(self, value: f32, saturate: bool) -> u64 {
+        let sign = u64::from(value.is_sign_negative()) << if self.nan == 0x7f { 7 } else { 15 };
+        let value = f64::from(value.abs());
+        if value.is_nan() {
+            return self.nan;
+        }
+        if value.is_infinite() {
+            return sign | if saturate { self.most } else { self.most + 1 };
+        }
+        let middle = |at: u64| (self.size(at) + self.size(at + 1)) / 2.0;
+        let found = self.nearest(|at| self.size(at) > value, |at| value.total_cmp(&middle(at)));
+        sign | if saturate { found.min(self.most) } else { found }
+    }
+
+    /// Returns the number nearest to `exact` * 2^-64.
+    fn from_exact(self, exact: i128) -> u64 {
+        let sign = u64::from(exact < 0) << 15;
+        let wanted = exact.unsigned_abs();
+        // Exponents far from 1 aren't needed: they would not fit.
+        let size = |at: u64| {
+            let (units, power) = self.parts(at);
+            match power + 65 {
+                shift @ ..=0 => u128::from(units) >> (-shift).min(100),
+                shift => u128::from(units).checked_shl(shift.min(110) as u32).unwrap_or(u128::MAX),
+            }
+        };
+        sign | self.nearest(|at| size(at) > 2 * wanted, |at| (4 * wanted).cmp(&(size(at) + size(at + 1))))
+    }
+}
+
 /// An operand: a register, or a constant.
 #[derive(Clone, Copy)]
 enum Source {
@@ -330,6 +412,131 @@ impl Program {
         }
     }
 
+    /// Writes arithmetic on values of 16 bits, or a conversion from or to a format of 16 or 8 bits.
+    fn small(&mut self) {
+        let (d, a, b, c) = (self.random.index(N), self.random.index(N), self.random.index(N), self.random.index(N));
+        let half = if self.random.one_in(2) { F16 } else { BF16 };
+        let name = half.name;
+        let quarter = if self.random.one_in(2) { E4M3 } else { E5M2 };
+        let float = |t: &State, at: usize| f32::from_bits(t.regs[1][at] as u32);
+        match self.random.below(7) {
+            0 => self
+                .step(&format!("cvt.rn.{name}.f32 %h{d}, %r{a}"), |t| t.regs[0][d] = half.from_f32(float(t, a), false)),
+            1 => self.step(&format!("cvt.rn.{name}x2.f32 %r{d}, %r{a}, %r{b}"), |t| {
+                t.regs[1][d] = half.from_f32(float(t, a), false) << 16 | half.from_f32(float(t, b), false)
+            }),
+            2 => self.step(&format!("cvt.rn.satfinite.{}x2.f32 %h{d}, %r{a}, %r{b}", quarter.name), |t| {
+                t.regs[0][d] = quarter.from_f32(float(t, a), true) << 8 | quarter.from_f32(float(t, b), true)
+            }),
+            3 => self.step(&format!("cvt.f32.{name} %r{d}, %h{a}"), |t| {
+                let (bits, value) = (t.regs[0][a], half.number(t.regs[0][a]));
+                t.regs[1][d] = match value.is_nan() {
+                    true if half.one == 15 => 0x7fff_ffff,
+                    true => bits << 16,
+                    false => u64::from((value as f32).to_bits()),
+                };
+            }),
+            4 => {
+                let op = self.random.of(&["min", "max"]);
+                self.step(&format!("{op}.{name}x2 %r{d}, %r{a}, %r{b}"), |t| {
+                    let lane = |shift: usize| {
+                        let [one, other] = [a, b].map(|at| t.regs[1][at] >> shift & 0xffff);
+                        // Without NaN, the order of the numbers is that of their bits.
+                        let rank = |bits: u64| if bits >> 15 == 1 { -(bits as i64 & 0x7fff) - 1 } else { bits as i64 };
+                        let is_nan = |bits: u64| half.number(bits).is_nan();
+                        match (is_nan(one), is_nan(other)) {
+                            (true, true) => half.nan,
+                            (true, false) => other,
+                            (false, true) => one,
+                            _ if (rank(one) < rank(other)) == (op == "min") => one,
+                            _ => other,
+                        }
+                    };
+                    t.regs[1][d] = lane(16) << 16 | lane(0);
+                });
+            }
+            _ => {
+                // Numbers of bf16 come near 1, so that exact results fit 128 bits.
+                let near =
+                    |bits: u64| if name == "f16" { bits } else { bits & 0x807f | (0x3600 + (bits >> 3 & 0x0f80)) };
+                let [x, y, z] = [a, b, c].map(|at| near(self.random.next_u64() >> at & 0xffff));
+                let op = self.random.of(&["add", "sub", "mul", "fma.rn"]);
+                let third = if op == "fma.rn" { format!(", {z:#x}") } else { String::new() };
+                let [p, q, r] = [x, y, z].map(|bits| half.number(bits));
+                let value = match op {
+                    "add" => p + q,
+                    "sub" => p - q,
+                    "mul" => p * q,
+                    _ => p.mul_add(q, r),
+                };
+                let exact = |bits: u64, power: i32| {
+                    let (units, own) = half.parts(bits & 0x7fff);
+                    let size = i128::from(units) << (own + power);
+                    if bits >> 15 == 1 { -size } else { size }
+                };
+                let finite = [p, q, r].iter().all(|number| number.is_finite());
+                let result = if !finite || value == 0.0 {
+                    let sign = u64::from(value.is_sign_negative()) << 15;
+                    match value.is_nan() {
+                        true => half.nan,
+                        false if value == 0.0 => sign,
+                        false if value.is_infinite() => sign | (half.most + 1),
+                        false => half.from_f32(value as f32, false),
+                    }
+                } else {
+                    half.from_exact(match op {
+                        "add" => exact(x, 64) + exact(y, 64),
+                        "sub" => exact(x, 64) - exact(y, 64),
+                        "mul" => exact(x, 32) * exact(y, 32),
+                        _ => exact(x, 32) * exact(y, 32) + exact(z, 64),
+                    })
+                };
+                self.step(&format!("{op}.{name} %h{d}, {x:#x}, {y:#x}{third}"), |t| t.regs[0][d] = result);
+            }
+        }
+    }
+
+    /// Writes bulk copies of a thread's words to shared memory and back.
+    fn bulk(&mut self) {
+        let units = 1 + self.random.index(N / 2);
+        let (from, to) = (2 * self.random.index(N / 2 - units + 1), 2 * self.random.index(N / 2 - units + 1));
+        let (d, e, read, write) =
+            (self.random.index(N), self.random.index(N), self.random.index(2 * units), self.random.index(2 * units));
+        let (bytes, label) = (16 * units, self.labels);
+        self.labels += 1;
+        let mut lines = [
+            format!("mbarrier.arrive.expect_tx.shared::cta.b64 %own2, [%sh+48], {bytes};"),
+            format!(
+                "cp.async.bulk.shared::cta.global.mbarrier::complete_tx::bytes [%sh], [%own+{}], {bytes}, [%sh+48];",
+                8 * from
+            ),
+        ];
+        if self.random.one_in(2) {
+            lines.reverse();
+        }
+        let wait = self
+            .random
+            .of(&["try_wait.parity.shared::cta.b64 %q, [%sh+48], 0", "test_wait.shared.b64 %q, [%sh+48], %own2"]);
+        let _ = writeln!(
+            self.text,
+            "mbarrier.init.shared::cta.b64 [%sh+48], 1; fence.proxy.async;\n{}\n\
+             $L{label}: mbarrier.{wait}; @!%q bra $L{label};\nmbarrier.inval.shared::cta.b64 [%sh+48];\n\
+             ld.shared.b64 %d{d}, [%sh+{}]; st.shared.b64 [%sh+{}], %d{e}; fence.proxy.async.shared::cta;\n\
+             cp.async.bulk.global.shared::cta.bulk_group [%own+{}], [%sh], {bytes}; cp.async.bulk.commit_group;\n\
+             cp.async.bulk.wait_group 0;",
+            lines.join("\n"),
+            8 * read,
+            8 * write,
+            8 * to
+        );
+        for (t, _) in self.threads.iter_mut().zip(&self.active).filter(|(_, active)| **active) {
+            let mut words = t.memory[from..from + 2 * units].to_vec();
+            t.regs[2][d] = words[read];
+            words[write] = t.regs[2][e];
+            t.memory[to..to + 2 * units].copy_from_slice(&words);
+        }
+    }
+
     fn convert(&mut self) {
         let (from, to) = (self.random.index(3), self.random.index(3));
         let (from_signed, to_signed) = (self.random.one_in(2), self.random.one_in(2));
@@ -440,11 +647,12 @@ impl Program {
         let (d, a, lane) = (self.random.index(N), self.random.index(N), self.random.index(THREADS));
         let before = self.threads.clone();
         let members: Vec<usize> = (0..THREADS).filter(|&thread| self.active[thread]).collect();
-        let kind = self.random.below(4);
+        let kind = self.random.below(5);
         let text = match kind {
             0 => format!("shfl.sync.bfly.b32 %r{d}, %r{a}, {lane}, 31, {mask:#x}"),
             1 => format!("vote.sync.ballot.b32 %r{d}, %p{a}, {mask:#x}"),
             2 => format!("match.any.sync.b64 %r{d}, %d{a}, {mask:#x}"),
+            3 => format!("elect.sync %r{d}|%q, {mask:#x}"),
             _ => format!("bar.warp.sync {mask:#x}"),
         };
         let _ = writeln!(self.text, "{text};");
@@ -459,6 +667,7 @@ impl Program {
                     .filter(|&&other| before[other].regs[2][a] == before[member].regs[2][a])
                     .map(|&other| 1 << other)
                     .sum(),
+                3 => members[0] as u64,
                 _ => continue,
             };
             self.threads[member].regs[1][d] = result;
@@ -485,7 +694,9 @@ impl Program {
 
     fn block(&mut self, depth: usize) {
         for _ in 0..2 + self.random.below(if depth == 0 { 28 } else { 6 }) {
-            match self.random.below(20) {
+            match self.random.below(23) {
+                20..=21 => self.small(),
+                22 => self.bulk(),
                 0..=6 => self.arithmetic(),
                 7..=9 => self.bit_field(),
                 10..=12 => self.predicate(),
@@ -547,8 +758,11 @@ fn run(seed: u64) -> usize {
     }
     let text = format!(
         ".version 8.2\n.target sm_80\n.address_size 64\n.visible .entry k(.param .u64 out)\n{{\n\
-         .reg .pred %p<{N}>; .reg .b16 %h<{N}>; .reg .b32 %r<{N}>; .reg .b64 %d<{N}>; .reg .b64 %own; .reg .b64 %own2; .reg .b32 %t;\n\
-         ld.param.u64 %own, [out]; mov.u32 %t, %tid.x; mad.wide.u32 %own, %t, 256, %own;\n{load}\n{}\n{store}\nret;\n}}\n",
+         .reg .pred %p<{N}>; .reg .b16 %h<{N}>; .reg .b32 %r<{N}>; .reg .b64 %d<{N}>; .reg .b64 %own; .reg .b64 %own2; .reg .b32 %t; .reg .b32 %sh;\n\
+         .reg .pred %q; .shared .align 16 .b8 room[{}];\n\
+         ld.param.u64 %own, [out]; mov.u32 %t, %tid.x; mad.wide.u32 %own, %t, 256, %own;\n\
+         mov.u32 %sh, room; mad.lo.u32 %sh, %t, 64, %sh;\n{load}\n{}\n{store}\nret;\n}}\n",
+        64 * THREADS,
         program.text
     );
     let arranged = linked(&text);
