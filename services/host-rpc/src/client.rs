@@ -48,6 +48,14 @@ impl OpenCall {
         }
     }
 
+    /// The parts of a streaming call.
+    fn parts(&self) -> Option<Arc<Parts>> {
+        match &self.done {
+            Done::Callback(_) => None,
+            Done::Stream(parts) => Some(Arc::clone(parts)),
+        }
+    }
+
     fn is_overdue(&self, now: Instant) -> bool {
         self.deadline.is_some_and(|deadline| deadline <= now)
     }
@@ -179,10 +187,11 @@ impl Inner {
             open.finish(Err(error));
         } else if state.credits > 0 && state.queued.is_empty() {
             state.credits -= 1;
-            let header = open.header(call);
+            let (header, parts) = (open.header(call), open.parts());
             state.sent.insert(call, open);
             drop(state);
             self.connection.send(header, data);
+            parts.iter().for_each(|parts| parts.open());
         } else {
             state.queued.push_back((call, data, open));
         }
@@ -236,10 +245,12 @@ impl Inner {
                 continue;
             }
             state.credits -= 1;
-            let header = open.header(call);
+            let (header, parts) = (open.header(call), open.parts());
             state.sent.insert(call, open);
             // Under the lock, so that a cancellation of this call cannot overtake it.
             self.connection.send(header, data);
+            drop(state);
+            parts.iter().for_each(|parts| parts.open());
         }
     }
 

@@ -36,6 +36,9 @@ pub enum RpcError {
         /// The server.
         peer: Arc<str>,
     },
+    /// The caller sent a part after [`crate::CallStream::finish`].
+    #[error("no part can follow finish(): send all parts before it")]
+    Finished,
     /// The connection ended before the answer.
     #[error("the connection to {peer} ended before the answer: {why}; connect again")]
     Disconnected {

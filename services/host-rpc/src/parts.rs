@@ -21,6 +21,8 @@ struct State {
     peer_finished: bool,
     /// This end has sent its last part.
     finished: bool,
+    /// The peer knows the call. At a client, the request may wait for a credit.
+    opened: bool,
     /// How many parts the peer has room for.
     window: u32,
     /// Length of the longest part that the peer accepts, in bytes.
@@ -87,6 +89,7 @@ impl Parts {
         self.when(|state| match &state.result {
             Some(Err(error)) => Some(Err(error.clone())),
             Some(Ok(_)) => Some(Err(RpcError::Answered { peer: peer() })),
+            None if state.finished => Some(Err(RpcError::Finished)),
             None if state.window == 0 => None,
             None if len > state.max => Some(Err(RpcError::TooLarge { peer: peer(), len, max: state.max })),
             None => {
@@ -100,10 +103,24 @@ impl Parts {
         .await
     }
 
-    /// Tells the peer that no more parts follow.
+    /// Tells the peer that no more parts follow, once it knows the call.
     pub fn finish(&self) {
         let mut state = self.state();
-        if !std::mem::replace(&mut state.finished, true) && state.result.is_none() {
+        if !std::mem::replace(&mut state.finished, true) && state.opened {
+            self.send_end(&state);
+        }
+    }
+
+    /// Called when the peer knows the call, or will before it gets anything that this end sends from now on.
+    pub fn open(&self) {
+        let mut state = self.state();
+        if !std::mem::replace(&mut state.opened, true) && state.finished {
+            self.send_end(&state);
+        }
+    }
+
+    fn send_end(&self, state: &State) {
+        if state.result.is_none() {
             let header = Header { call: self.call, code: 1, ..Header::new(Kind::Part) };
             self.connection.send(header, Vec::new().into());
         }

@@ -22,7 +22,7 @@ impl CallStream {
     /// Sends a part, once the server has room for it.
     ///
     /// # Errors
-    /// The error that ended the call; [`RpcError::Answered`]; [`RpcError::TooLarge`].
+    /// The error that ended the call; [`RpcError::Answered`]; [`RpcError::Finished`]; [`RpcError::TooLarge`].
     pub async fn send(&self, part: impl Into<Data>) -> Result<(), RpcError> {
         self.parts.send(part.into()).await
     }

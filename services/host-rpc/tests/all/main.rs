@@ -4,6 +4,7 @@ mod calls;
 mod close;
 mod common;
 mod drops;
+mod parts;
 mod peer;
 mod queue_pairs;
 mod rpc;

@@ -277,13 +277,13 @@ pub fn every_call_ends_with_connection<W: TransportFactory>(factory: &W) {
     assert!(matches!(call.wait(), Err(RpcError::Disconnected { .. })));
 }
 
-fn send_frame(raw: &impl Transport, header: Header, body: &[u8]) {
+pub fn send_frame(raw: &impl Transport, header: Header, body: &[u8]) {
     let message = [&Header { length: body.len() as u64, ..header }.emit()[..], body].concat();
     raw.send(Payload::from(message), Box::new(|_| ()));
 }
 
 /// The next frame from the other end; `None` after the end of the connection.
-fn receive_frame(raw: &impl Transport) -> Option<(Header, Vec<u8>)> {
+pub fn receive_frame(raw: &impl Transport) -> Option<(Header, Vec<u8>)> {
     let (sender, receiver) = mpsc::channel();
     raw.receive(Box::new(move |result| sender.send(result).unwrap()));
     let message = receive("a frame", &receiver).ok()?;
@@ -291,7 +291,7 @@ fn receive_frame(raw: &impl Transport) -> Option<(Header, Vec<u8>)> {
 }
 
 /// Why the other end says that this end broke the protocol, once the connection has ended.
-fn reason_of_end(raw: &impl Transport) -> Option<String> {
+pub fn reason_of_end(raw: &impl Transport) -> Option<String> {
     let mut reason = None;
     while let Some((mut header, mut rest)) = receive_frame(raw) {
         // A message may hold several frames.
@@ -688,7 +688,7 @@ pub fn futures_that_wake_themselves_do_not_overflow_the_stack<W: TransportFactor
 }
 
 /// A minimal executor.
-fn block_on<T>(future: impl Future<Output = T>) -> T {
+pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(thread::Thread);
     impl std::task::Wake for Unpark {
         fn wake(self: Arc<Self>) {
