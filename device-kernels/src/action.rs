@@ -102,9 +102,6 @@ impl Flags {
     /// other threads'. Has no meaning without a signal. Only emulated signals can be strong.
     pub const STRONG: Flags = Flags(0x400);
 
-    /// Several lanes of a warp make the call and post together. Only the fast path inlined in kernels sets it.
-    pub(crate) const TOGETHER: Flags = Flags(1);
-
     const CTA: Flags = Flags(0x100);
     const THREAD: Flags = Flags(0x200);
     const SHARING: Flags = Flags::CTA.with(Flags::THREAD);

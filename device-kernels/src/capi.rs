@@ -135,7 +135,7 @@ functions! {
     fgin_put_value_signal_at(
         peer: u32, dst: *mut c_void, dst_off: u64, value: u64, bytes: u32, word: *mut c_void, word_off: u64,
         amount: u64, flags: u32,
-    ) [About::Post { peer, action: 0 }] |context| {
+    ) [About::Value { peer, action: 0, bytes }] |context| {
         let (dst, word) = (Window(dst).at(dst_off), Window(word).at(word_off));
         context.put_value_signal_at(peer, dst, value, bytes, word, amount, Flags::from_bits(flags))
     };
@@ -232,7 +232,7 @@ operations! {
 
     fgin_put_value, fgin_warp_put_value(
         peer: u32, dst: *mut c_void, dst_off: u64, value: u64, bytes: u32, action: u64, flags: u32,
-    ) [About::Post { peer, action }] {
+    ) [About::Value { peer, action, bytes }] {
         let (action, flags) = (Action::from_bits(action), Flags::from_bits(flags));
         Arguments::value(peer, Window(dst).at(dst_off), value, bytes, action, flags)
     };

@@ -6,17 +6,16 @@
 //! signal, or its data endpoint if no signal is raised.
 //!
 //! Under the `combining` policy, an operation of one work request takes the fast path (`fast_path`), which is inlined. Any other operation
-//! is a call (`slow_path`). Emulated signals are words in memory and have no endpoints (`emulated`).
+//! is a call (`operation`), as are those of several lanes of a warp (`warp`). Emulated signals are words in memory and have no endpoints
+//! (`emulated`).
 
 mod completion;
 mod emulated;
 pub(crate) mod failure;
 pub mod fast_path;
-mod group;
 #[cfg(any(feature = "host", feature = "ptx"))]
 pub mod inline;
 mod operation;
-mod slow_path;
 mod tables;
 pub(crate) mod warp;
 
@@ -247,7 +246,7 @@ impl<'a> Context<'a> {
         if operation.flags.mode() == Sharing::Thread {
             return exclusive::post(poster, self, operation.flags.is_aggregate(), resolved);
         }
-        Continuation::start(resolved).finish(operation.bytes as u32)
+        Continuation::post(resolved).finish(operation.bytes as u32)
     }
 
     /// Returns whether a wait has taken longer than its time limit.

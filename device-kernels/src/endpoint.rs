@@ -24,7 +24,8 @@ pub use efa_dp_direct::wqe::Sge;
 use efa_dp_direct::wqe::words::{self, NARROW, ValueSize, WIDE, WqeTemplate};
 use ferrogin_ffi::device::EndpointHandle;
 use ferrogin_ffi::ext::{
-    ContextExt, EndpointExt, POLICY_LOCKED, RingConfig, VALUE_INLINE, VALUE_NONE, VALUE_STRIDE, ValueConfig, used_words,
+    ContextExt, EndpointConfig, EndpointExt, POLICY_LOCKED, RingConfig, VALUE_INLINE, VALUE_POOL, VALUE_STRIDE,
+    ValueConfig, used_words,
 };
 
 /// A work request whose number the policy chooses.
@@ -48,6 +49,16 @@ impl Wqe {
     #[inline(always)]
     pub const fn new(words: [u64; NARROW]) -> Self {
         Wqe { words, pooled: None }
+    }
+
+    /// Creates a write of the low bytes of `value`, inline or through its slot of the pool.
+    #[inline(always)]
+    pub fn value(template: WqeTemplate, remote: Remote, value: u64, size: ValueSize, values: ValueConfig) -> Self {
+        if values.path == VALUE_INLINE {
+            return Wqe::new(template.write_value(remote, value, size));
+        }
+        let slot = Sge { addr: 0, lkey: values.lkey, length: size.bytes() };
+        Wqe { words: template.write(remote, slot), pooled: Some(Pooled { value, mask: values.mask }) }
     }
 
     /// Returns the same request with immediate data.
@@ -96,11 +107,11 @@ impl<'a> Endpoint<'a> {
         self.ext.config.context
     }
 
-    /// Returns a write of a value, for either policy, or `None` if the endpoint takes no values.
-    pub(crate) fn value_wqe(&self, template: WqeTemplate, remote: Remote, value: u64, size: ValueSize) -> Option<Wqe> {
-        let is_inline = self.ext.config.write_inline >= 8;
-        let has_slots = self.ext.config.ring.value_base != 0;
-        (is_inline || has_slots).then(|| value_wqe(template, remote, value, size, self.ext.config.values, is_inline))
+    /// Returns how values travel, under either policy, or `None` if the endpoint takes none.
+    pub(crate) fn values(&self) -> Option<ValueConfig> {
+        let EndpointConfig { ring, values, write_inline, .. } = &self.ext.config;
+        let path = if *write_inline >= 8 { VALUE_INLINE } else { VALUE_POOL };
+        (path == VALUE_INLINE || ring.value_base != 0).then_some(ValueConfig { path, ..*values })
     }
 
     /// Posts a work request under either policy.
@@ -158,18 +169,11 @@ impl<'a, R: Ring> Endpoint<'a, R> {
         Endpoint { ext: self.ext, ring: &self.ext.config.ring }
     }
 
-    /// Returns a write of a value for the fast path, or false if values don't take it.
+    /// Returns how values travel on the fast path.
     #[inline(always)]
-    pub(crate) fn fast_value_wqe(
-        &self,
-        template: WqeTemplate,
-        remote: Remote,
-        value: u64,
-        size: ValueSize,
-    ) -> (Wqe, bool) {
+    pub(crate) fn fast_values(&self) -> ValueConfig {
         // SAFETY: the plugin keeps the configuration constant as long as the endpoint; its layout guarantees the alignment.
-        let values = unsafe { constant::load(&raw const self.ext.config.values) };
-        (value_wqe(template, remote, value, size, values, values.path == VALUE_INLINE), values.path != VALUE_NONE)
+        unsafe { constant::load(&raw const self.ext.config.values) }
     }
 
     /// Returns the struct's address.
@@ -235,23 +239,6 @@ impl<'a, R: Ring> Endpoint<'a, R> {
             unsafe { arch::mmio_zero_second_half(slot) };
         }
     }
-}
-
-/// Returns a write of a value, inline or through its slot of the pool.
-#[inline(always)]
-fn value_wqe(
-    template: WqeTemplate,
-    remote: Remote,
-    value: u64,
-    size: ValueSize,
-    values: ValueConfig,
-    is_inline: bool,
-) -> Wqe {
-    if is_inline {
-        return Wqe::new(template.write_value(remote, value, size));
-    }
-    let slot = Sge { addr: 0, lkey: values.lkey, length: size.bytes() };
-    Wqe { words: template.write(remote, slot), pooled: Some(Pooled { value, mask: values.mask }) }
 }
 
 impl<R: Ring> Queue for Endpoint<'_, R> {

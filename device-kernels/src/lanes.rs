@@ -75,7 +75,7 @@ impl Lanes {
 
     /// Returns the word that the first lane passed. All lanes make this call.
     #[inline(always)]
-    pub fn of_first(self, word: u32) -> u32 {
+    pub fn broadcast_from_first(self, word: u32) -> u32 {
         shuffle(self.0, word, self.0.trailing_zeros(), 31)
     }
 }

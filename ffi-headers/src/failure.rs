@@ -108,6 +108,18 @@ pub enum Subject {
         /// The signal's number.
         id: u32,
     },
+    /// A value of a size that values don't have.
+    ValueSize {
+        /// The peer.
+        peer: u32,
+        /// The size in bytes.
+        bytes: u32,
+    },
+    /// A value with a counter.
+    ValueCounter {
+        /// The peer.
+        peer: u32,
+    },
 }
 
 /// An operation that failed.
@@ -156,6 +168,8 @@ impl From<Failure> for Record {
             Subject::NoSignal { id, signals } => (5, id, signals.into(), 0),
             Subject::NoCounter { id, counters } => (6, id, counters.into(), 0),
             Subject::NoPeerSignal { peer, id } => (7, peer, id.into(), 0),
+            Subject::ValueSize { peer, bytes } => (8, peer, bytes.into(), 0),
+            Subject::ValueCounter { peer } => (9, peer, 0, 0),
         };
         let head = u64::from(failure.status) | u64::from(failure.function) << 8 | kind << 16 | u64::from(number) << 32;
         Record { head, found, least, limit_ns: failure.limit_ns }
@@ -178,6 +192,8 @@ impl Failure {
             5 => Subject::NoSignal { id: number, signals: found as u32 },
             6 => Subject::NoCounter { id: number, counters: found as u32 },
             7 => Subject::NoPeerSignal { peer: number, id: found as u32 },
+            8 => Subject::ValueSize { peer: number, bytes: found as u32 },
+            9 => Subject::ValueCounter { peer: number },
             _ => Subject::Context,
         };
         Some(Self { function: (head >> 8) as u8, status: head as u8, subject, limit_ns })
@@ -191,7 +207,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let function = FUNCTIONS.get(usize::from(self.function)).unwrap_or(&FUNCTIONS[0]);
         f.write_str(function)?;
-        if let Subject::Peer(peer) = self.subject {
+        if let Subject::Peer(peer) | Subject::ValueSize { peer, .. } | Subject::ValueCounter { peer } = self.subject {
             write!(f, " to peer {peer}")?;
         }
         let Some(name) = STATUS_NAMES.get(usize::from(self.status)).and_then(|name| name.to_str().ok()) else {
@@ -199,7 +215,7 @@ impl fmt::Display for Failure {
         };
         write!(f, " returned {name}: ")?;
         match name {
-            "FGIN_INVALID_ARGUMENT" => self.invalid_argument(f),
+            "FGIN_INVALID_ARGUMENT" => self.invalid_argument(f, function),
             "FGIN_UNSUPPORTED" => {
                 f.write_str("the card has no strong signals and no signals in windows: set FERROGIN_SIGNALS=emulated")
             }
@@ -212,7 +228,7 @@ impl fmt::Display for Failure {
 }
 
 impl Failure {
-    fn invalid_argument(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    fn invalid_argument(&self, f: &mut fmt::Formatter<'_>, function: &str) -> fmt::Result {
         match self.subject {
             Subject::NoPeer { ranks: 1, .. } => f.write_str("there is only one rank, so the peer must be 0"),
             Subject::NoPeer { peer, ranks } => {
@@ -221,11 +237,18 @@ impl Failure {
             Subject::NoSignal { id, signals } => missing(f, "signal", id, signals),
             Subject::NoCounter { id, counters } => missing(f, "counter", id, counters),
             Subject::NoPeerSignal { peer, id } => {
-                write!(f, "rank {peer} has no signal {id}: create its context with at least {} signals", u64::from(id) + 1)
+                write!(
+                    f,
+                    "rank {peer} has no signal {id}: create its context with at least {} signals",
+                    u64::from(id) + 1
+                )
             }
-            Subject::Peer(_) => f.write_str(
-                "the window is NULL, a value doesn't have 1, 2, 4 or 8 bytes or names a counter, or a signal's word isn't aligned",
-            ),
+            Subject::ValueSize { bytes, .. } => write!(f, "a value has 1, 2, 4 or 8 bytes, not {bytes}: use fgin_put"),
+            Subject::ValueCounter { .. } => f.write_str("a value can't name a counter: use fgin_put"),
+            Subject::Peer(_) if function.ends_with("_signal_at") => {
+                f.write_str("a window is NULL, the word's offset isn't a multiple of 8, or counter names a signal")
+            }
+            Subject::Peer(_) => f.write_str("a window is NULL: pass one that was registered"),
             _ => f.write_str("an argument is invalid: compare it with ferrogin/gin.h"),
         }
     }
@@ -279,6 +302,17 @@ mod tests {
                 Subject::NoPeerSignal { peer: 3, id: 9 },
                 "rank 3 has no signal 9: create its context with at least 10 signals",
             ),
+            (
+                1,
+                Subject::ValueSize { peer: 1, bytes: 3 },
+                "to peer 1 returned FGIN_INVALID_ARGUMENT: a value has 1, 2, 4 or 8 bytes, not 3",
+            ),
+            (
+                1,
+                Subject::ValueCounter { peer: 1 },
+                "to peer 1 returned FGIN_INVALID_ARGUMENT: a value can't name a counter",
+            ),
+            (1, Subject::Peer(1), "to peer 1 returned FGIN_INVALID_ARGUMENT: a window is NULL"),
             (3, Subject::Context, "returned FGIN_ABORTED: a request failed or a rank ended"),
         ] {
             let failure = Failure { function, status, subject, limit_ns: 20_000_000 };
@@ -294,7 +328,7 @@ mod tests {
         assert_eq!((of(0), of(Record::CLAIMED)), (None, None));
         assert_eq!(of(0xffff).unwrap().to_string(), "an operation returned 255");
         assert_eq!(function_number("fgin_ring"), 0);
-        for kind in 0..=8 {
+        for kind in 0..=10 {
             for status in 0..8 {
                 assert!(!of(1 << 63 | kind << 16 | 9 << 8 | status).unwrap().to_string().is_empty());
             }

@@ -154,8 +154,10 @@ fn inline_functions_are_those_of_checked_in_ptx() {
 }
 
 #[test]
-fn ptx_has_continuation_of_fast_path() {
-    assert!(checked_in().contains(" fgin_continue(\n"));
+fn ptx_has_calls_behind_fast_path() {
+    for name in ["fgin_continue", "fgin_fallback"] {
+        assert!(checked_in().contains(&format!(" {name}(\n")), "{name}");
+    }
 }
 
 #[test]

@@ -20,39 +20,30 @@ struct Pair {
   FGIN_DEVICE void sync() const {}
 };
 
-KERNEL void gin_put_value(const fgin_context* ctx, uint32_t peer, fgin_window win, uint64_t off, int value,
-                          uint32_t signal) {
-  Gin<> gin(ctx);
-  gin.putValue(peer, win, off, value, SignalInc{signal});
-}
+// A kernel for each operation, in each sharing mode.
+#define POSTS(name, sharing)                                                                                                \
+  KERNEL void name##_put_value(const fgin_context* ctx, uint32_t peer, fgin_window win, uint64_t off, int value,            \
+                               uint32_t signal) {                                                                           \
+    Gin<sharing>(ctx).putValue(peer, win, off, value, SignalInc{signal});                                                   \
+  }                                                                                                                         \
+  KERNEL void name##_put_value_plain(const fgin_context* ctx, uint32_t peer, fgin_window win, uint64_t off, int value) {    \
+    Gin<sharing>(ctx).putValue(peer, win, off, value);                                                                      \
+  }                                                                                                                         \
+  KERNEL void name##_put(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, fgin_window src,        \
+                         uint64_t src_off, uint64_t bytes, uint32_t signal) {                                               \
+    Gin<sharing>(ctx).put(peer, dst, dst_off, src, src_off, bytes, SignalInc{signal});                                      \
+  }                                                                                                                         \
+  KERNEL void name##_put_plain(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, fgin_window src,  \
+                               uint64_t src_off, uint64_t bytes) {                                                          \
+    Gin<sharing>(ctx).put(peer, dst, dst_off, src, src_off, bytes);                                                         \
+  }                                                                                                                         \
+  KERNEL void name##_signal(const fgin_context* ctx, uint32_t peer, uint32_t signal) {                                      \
+    Gin<sharing>(ctx).signal(peer, SignalInc{signal});                                                                      \
+  }
 
-KERNEL void gin_put_value_thread(const fgin_context* ctx, uint32_t peer, fgin_window win, uint64_t off, int value,
-                                 uint32_t signal) {
-  Gin<Sharing::Thread> gin(ctx);
-  gin.putValue(peer, win, off, value, SignalInc{signal});
-}
-
-KERNEL void gin_put(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, fgin_window src,
-                    uint64_t src_off, uint64_t bytes, uint32_t signal) {
-  Gin<> gin(ctx);
-  gin.put(peer, dst, dst_off, src, src_off, bytes, SignalInc{signal});
-}
-
-KERNEL void gin_signal(const fgin_context* ctx, uint32_t peer, uint32_t signal) {
-  Gin<> gin(ctx);
-  gin.signal(peer, SignalInc{signal});
-}
-
-KERNEL void gin_put_value_plain(const fgin_context* ctx, uint32_t peer, fgin_window win, uint64_t off, int value) {
-  Gin<> gin(ctx);
-  gin.putValue(peer, win, off, value);
-}
-
-KERNEL void gin_put_plain(const fgin_context* ctx, uint32_t peer, fgin_window dst, uint64_t dst_off, fgin_window src,
-                          uint64_t src_off, uint64_t bytes) {
-  Gin<> gin(ctx);
-  gin.put(peer, dst, dst_off, src, src_off, bytes);
-}
+POSTS(gin, Sharing::Gpu)
+POSTS(cta, Sharing::Cta)
+POSTS(thread, Sharing::Thread)
 
 KERNEL void gin_flush(const fgin_context* ctx) {
   Gin<> gin(ctx);

@@ -39,12 +39,20 @@ enum Operation {
     PutValueSignal,
     Get,
     Signal,
+    /// In sharing mode CTA
+    PutSignalCta,
+    PutValueSignalCta,
+    SignalCta,
+    /// In sharing mode THREAD, which a kernel calls, too
+    PutSignalThread,
+    PutValueSignalThread,
+    SignalThread,
     /// The threads of each warp post together, as lanes
     PutWarp,
     PutValueWarp,
     PutValueSignalWarp,
     SignalWarp,
-    /// As a kernel posts: the fast path, and a call of its continuation where that is left
+    /// As a kernel posts: the fast path, and the call behind it where something is left to do
     KernelPutSignal,
     KernelPutValueSignal,
     KernelSignal,
@@ -65,6 +73,8 @@ const NRANKS: u32 = 2;
 /// Words in the wrapper's memory before the results.
 const ARGUMENTS: usize = 16;
 const AGGREGATE: u64 = 2;
+const CTA: u64 = 0x100;
+const THREAD: u64 = 0x200;
 /// Signal 0, raised by 1.
 const SIGNAL: u64 = 1 << 32 | 1;
 
@@ -72,10 +82,14 @@ impl Operation {
     /// The function's name, and its arguments' widths.
     fn function(self) -> (&'static str, &'static [u32]) {
         match self {
-            Self::Put | Self::PutAggregate | Self::PutSignal => ("fgin_put", &[64, 32, 64, 64, 64, 64, 64, 64, 32]),
-            Self::PutValue | Self::PutValueSignal => ("fgin_put_value", &[64, 32, 64, 64, 64, 32, 64, 32]),
+            Self::Put | Self::PutAggregate | Self::PutSignal | Self::PutSignalCta | Self::PutSignalThread => {
+                ("fgin_put", &[64, 32, 64, 64, 64, 64, 64, 64, 32])
+            }
+            Self::PutValue | Self::PutValueSignal | Self::PutValueSignalCta | Self::PutValueSignalThread => {
+                ("fgin_put_value", &[64, 32, 64, 64, 64, 32, 64, 32])
+            }
             Self::Get => ("fgin_get", &[64, 32, 64, 64, 64, 64, 64, 32]),
-            Self::Signal => ("fgin_signal", &[64, 32, 64, 32]),
+            Self::Signal | Self::SignalCta | Self::SignalThread => ("fgin_signal", &[64, 32, 64, 32]),
             Self::PutWarp => ("fgin_warp_put", &[64, 32, 32, 64, 64, 64, 64, 64, 64, 32]),
             Self::PutValueWarp | Self::PutValueSignalWarp => {
                 ("fgin_warp_put_value", &[64, 32, 32, 64, 64, 64, 32, 64, 32])
@@ -97,14 +111,22 @@ impl Operation {
         let lanes = u64::from(u32::MAX >> (32 - threads.min(32)));
         let together = u64::from(threads > 1);
         let put = |action, flags| vec![context, 1, window, 0, window, 4096, 4096, action, flags];
+        let put_value = |flags| vec![context, 1, window, 0, 7, 8, SIGNAL, flags];
+        let signal = |flags| vec![context, 1, SIGNAL, flags];
         match self {
             Self::Put => put(0, 0),
             Self::PutAggregate => put(0, AGGREGATE),
             Self::PutSignal => put(SIGNAL, 0),
             Self::PutValue => vec![context, 1, window, 0, 7, 8, 0, 0],
-            Self::PutValueSignal => vec![context, 1, window, 0, 7, 8, SIGNAL, 0],
+            Self::PutValueSignal => put_value(0),
             Self::Get => vec![context, 1, window, 0, window, 4096, 4096, 0],
-            Self::Signal => vec![context, 1, SIGNAL, 0],
+            Self::Signal => signal(0),
+            Self::PutSignalCta => put(SIGNAL, CTA),
+            Self::PutValueSignalCta => put_value(CTA),
+            Self::SignalCta => signal(CTA),
+            Self::PutSignalThread => put(SIGNAL, THREAD),
+            Self::PutValueSignalThread => put_value(THREAD),
+            Self::SignalThread => signal(THREAD),
             Self::PutWarp => vec![context, lanes, 1, window, 0, window, 4096, 4096, 0, 0],
             Self::PutValueWarp => vec![context, lanes, 1, window, 0, 7, 8, 0, 0],
             Self::PutValueSignalWarp => vec![context, lanes, 1, window, 0, 7, 8, SIGNAL, 0],
@@ -121,7 +143,7 @@ impl Operation {
         }
     }
 
-    /// The code that calls the continuation if the fast path's result says so.
+    /// The code that makes the call behind the fast path, if its result asks for one: what `ferrogin/post.cuh` compiles to.
     fn continuation(self) -> Option<String> {
         // The bytes are an argument of the fast path.
         let bytes = match self {
@@ -137,8 +159,18 @@ impl Operation {
         for (at, load) in [(5, bytes), (6, "ld.param.b32 %s, [r]")] {
             let _ = writeln!(call, ".param .b32 c{at}; {load}; st.param.b32 [c{at}], %s;");
         }
-        call.push_str("call (e), fgin_continue, (c0, c1, c2, c3, c4, c5, c6);\nld.param.b32 %s, [e];\n}\nDONE:\n");
+        call.push_str(
+            "ld.param.b32 %s, [r]; and.b32 %s, %s, 7; setp.gt.u32 %p, %s, 4; @%p bra FALLBACK;\n\
+             call (e), fgin_continue, (c0, c1, c2, c3, c4, c5, c6); bra CALLED;\n\
+             FALLBACK:\ncall (e), fgin_fallback, (c0, c1, c2, c3, c4, c5, c6);\n\
+             CALLED:\nld.param.b32 %s, [e];\n}\nDONE:\n",
+        );
         Some(call)
+    }
+
+    /// Whether only one thread may make the call at a time.
+    fn is_of_one_thread(self) -> bool {
+        matches!(self, Self::PutSignalThread | Self::PutValueSignalThread | Self::SignalThread)
     }
 
     /// Whether the context's signals are emulated.
@@ -157,7 +189,8 @@ fn wrappers() -> String {
     let parameters: Vec<_> = (0..7).map(|at| format!(".param .b{} c{at}", if at < 5 { 64 } else { 32 })).collect();
     let parameters = parameters.join(", ");
     let mut text = format!(
-        ".version 8.2\n.target sm_70\n.address_size 64\n.extern .func (.param .b32 e) fgin_continue({parameters});\n"
+        ".version 8.2\n.target sm_70\n.address_size 64\n.extern .func (.param .b32 e) fgin_continue({parameters});\n\
+         .extern .func (.param .b32 e) fgin_fallback({parameters});\n"
     );
     for operation in [
         Operation::Put,
@@ -317,7 +350,7 @@ fn table(root: &Path, args: &CostArgs) -> Result<String, String> {
         for &threads in &args.threads {
             let group = format!("{policy_name}, {threads} thread{}", if threads == 1 { "" } else { "s" });
             let _ = writeln!(table, "{group}:");
-            for operation in operations {
+            for operation in operations.iter().filter(|operation| threads == 1 || !operation.is_of_one_thread()) {
                 let value = clap::ValueEnum::to_possible_value(operation);
                 let name = value.as_ref().map_or("", |value| value.get_name());
                 let costs = measure(&loaded, *operation, policy, threads, args.seed)

@@ -59,6 +59,17 @@ fn lone_posts_reserve_after_three_round_trips_and_take_two_fences() {
     }
 }
 
+#[test]
+fn narrower_sharing_mode_costs_no_more() {
+    let (good, found) = costs(&["--threads", "1"]);
+    assert!(good, "{found}");
+    let rows = rows(&found, "combining, 1 thread:");
+    for post in ["put-signal", "put-value-signal", "signal"] {
+        assert_eq!(rows[&format!("{post}-cta")], rows[post], "{post}");
+        assert_eq!(rows[&format!("{post}-thread")][6], "0", "atomic operations of {post} by one thread");
+    }
+}
+
 /// 32 lanes make one reservation, one mark, one end of a pass and one doorbell, however they are scheduled.
 #[test]
 fn lanes_of_a_warp_share_one_doorbell() {

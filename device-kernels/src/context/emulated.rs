@@ -122,7 +122,7 @@ impl<'a> Context<'a> {
             // The last request of a long put may land before the others.
             Some(Way::WithPut(word)) if operation.bytes > self.ext.max_rdma_size.into() => Vehicle::Write(word),
             Some(Way::WithPut(word)) => {
-                let wqe = operation.wqe(poster, template)?.with_imm(word.bits());
+                let wqe = operation.wqe_for(poster, template)?.with_imm(word.bits());
                 return self.post(poster, flags, flags.is_aggregate(), wqe);
             }
             Some(Way::Alone(vehicle) | Way::AfterCompletion(vehicle)) => vehicle,

@@ -14,6 +14,8 @@ pub(crate) enum About {
     Context,
     /// An operation with a peer, and its action.
     Post { peer: u32, action: u64 },
+    /// The same with a value of that size.
+    Value { peer: u32, action: u64, bytes: u32 },
     /// A signal of this rank, and the count that a wait needs.
     Signal { id: u32, least: u64 },
     /// A counter, and the count that a wait needs.
@@ -27,6 +29,8 @@ pub(crate) fn note(context: Context<'_>, function: u8, about: About, status: Sta
     let (kind, id, argument) = match about {
         About::Context => (0, 0, 0),
         About::Post { peer, action } => (1, peer, action),
+        // The amount that the signal is raised by has no part in failures.
+        About::Value { peer, action, bytes } => (4, peer, action & 0xffff_ffff | u64::from(bytes) << 32),
         About::Signal { id, least } => (2, id, least),
         About::Counter { id, least } => (3, id, least),
     };
@@ -40,6 +44,7 @@ fn note_numbers(context: Context<'_>, function: u8, status: Status, kind: u32, i
         1 => About::Post { peer: id, action: argument },
         2 => About::Signal { id, least: argument },
         3 => About::Counter { id, least: argument },
+        4 => About::Value { peer: id, action: argument, bytes: (argument >> 32) as u32 },
         _ => About::Context,
     };
     let ext = context.ext;
@@ -67,8 +72,11 @@ pub(crate) fn failure(context: Context<'_>, function: u8, about: About, status: 
     let is_invalid = status == Status::InvalidArgument;
     let subject = match about {
         About::Context => Subject::Context,
-        About::Post { peer, action } if is_invalid => wrong_post(context, peer, Action::from_bits(action)),
-        About::Post { peer, .. } => Subject::Peer(peer),
+        About::Post { peer, action } if is_invalid => wrong_post(context, peer, Action::from_bits(action), None),
+        About::Value { peer, action, bytes } if is_invalid => {
+            wrong_post(context, peer, Action::from_bits(action), Some(bytes))
+        }
+        About::Post { peer, .. } | About::Value { peer, .. } => Subject::Peer(peer),
         About::Signal { id, least } => match context.read_signal(id) {
             Ok(count) if !is_invalid => Subject::Signal { id, count, least },
             _ if id < context.signals() => Subject::Context,
@@ -84,8 +92,8 @@ pub(crate) fn failure(context: Context<'_>, function: u8, about: About, status: 
     Failure { function, status: status as u8, subject, limit_ns }
 }
 
-/// Says which argument of a post is invalid.
-fn wrong_post(context: Context<'_>, peer: u32, action: Action) -> Subject {
+/// Says which argument of a post, of a value of that size or of other bytes, is invalid.
+fn wrong_post(context: Context<'_>, peer: u32, action: Action, value: Option<u32>) -> Subject {
     let (ranks, counters) = (context.nranks(), context.ext.routes.n_counters);
     let (signal, counter) = (action.signal_slot(), action.counter_slot());
     if peer >= ranks {
@@ -94,6 +102,10 @@ fn wrong_post(context: Context<'_>, peer: u32, action: Action) -> Subject {
         Subject::NoCounter { id: counter - 1, counters }
     } else if signal != 0 && !context.peer_has_signal(peer, signal - 1) {
         Subject::NoPeerSignal { peer, id: signal - 1 }
+    } else if let Some(bytes) = value.filter(|bytes| !matches!(bytes, 1 | 2 | 4 | 8)) {
+        Subject::ValueSize { peer, bytes }
+    } else if value.is_some() && counter != 0 {
+        Subject::ValueCounter { peer }
     } else {
         Subject::Peer(peer)
     }

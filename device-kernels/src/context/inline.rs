@@ -1,5 +1,5 @@
-//! The functions that kernels inline (`ferrogin/fast_path.cuh`). `fgin_fast_*` post one request in GPU mode, raise its signal by one, and
-//! call no other function; a kernel calls [`fgin_continue`](super::fast_path::fgin_continue) only if something is left.
+//! The functions that kernels inline (`ferrogin/fast_path.cuh`). `fgin_fast_*` post one request in GPU or CTA mode, raise its signal by one,
+//! and call no other function. [`NextStep`](super::fast_path::NextStep) says which call the kernel has to make then, if any.
 
 use super::completion::FlushLimits;
 use super::fast_path::Continuation;
@@ -10,6 +10,9 @@ use crate::action::Flags;
 use crate::platform::thread_value;
 use core::ffi::c_void;
 use ferrogin_ffi::ext::ContextExt;
+
+/// Set in the flags if other lanes of the warp make the call at the same time: they post together.
+const TOGETHER: u32 = 1;
 
 /// Returns the id of a signal or counter, and whether there is one.
 #[inline(always)]
@@ -28,11 +31,10 @@ fn start(
 ) -> Continuation {
     // SAFETY: the callers' callers vouch that `ctx` came from `fgin_open` and is alive.
     let context = unsafe { Context::from_ptr(ctx) };
-    let flags_of_lane = Flags::from_bits(flags & Flags::AGGREGATE.bits());
-    let flags = if flags & Flags::TOGETHER.bits() != 0 { flags_of_lane.with(Flags::TOGETHER) } else { flags_of_lane };
+    let (alone, flags) = (flags & TOGETHER == 0, Flags::from_bits(flags & Flags::AGGREGATE.bits()));
     let named = Named { signal, amount: 1, counter };
     let arguments = Arguments { kind, peer: thread_value(peer), named, remote, local, bytes, flags };
-    Continuation::start(context.tables().resolve(arguments))
+    Continuation::try_post(context.tables().resolve(arguments), alone)
 }
 
 /// Posts a put that raises `signal` by one and ticks `counter`, each if `has_*` is 1.

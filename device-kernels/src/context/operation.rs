@@ -1,13 +1,16 @@
-//! An operation: what is requested, and the work request it becomes.
+//! An operation: what is requested, where it goes, its work request, and how it's posted if it doesn't take the fast path.
 
-use super::tables::{Named, Tables};
-use super::{DATA, Span, VALUE, Window};
-use crate::action::{Action, Flags};
+use super::emulated::Word;
+use super::tables::{Name, Named, Tables, Target};
+use super::{Context, DATA, Span, VALUE, Window};
+use crate::action::{Action, Flags, Sharing};
 use crate::endpoint::{Endpoint, Poster, Remote, Sge, Wqe};
+use crate::lanes::Lanes;
 use crate::post::EncodeWqe;
 use crate::status::Status;
 use core::ptr;
 use efa_dp_direct::wqe::words::{ValueSize, WqeTemplate};
+use ferrogin_ffi::ext::{POLICY_COMBINING, VALUE_NONE, ValueConfig};
 
 /// What an operation does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -95,34 +98,48 @@ impl Operation {
     }
 
     /// Splits the operation into its first `bytes` and the rest.
-    pub(super) fn split(self, bytes: u64) -> (Self, Self) {
+    fn split(self, bytes: u64) -> (Self, Self) {
         let remote = Remote { addr: self.remote.addr.wrapping_add(bytes), ..self.remote };
         let local = Sge { addr: self.local.addr.wrapping_add(bytes), ..self.local };
         (Operation { bytes, ..self }, Operation { remote, local, bytes: self.bytes - bytes, ..self })
     }
 
-    /// Returns its work request for `endpoint`, under either policy. The operation must fit in one.
-    pub(super) fn wqe(&self, endpoint: Endpoint<'_>, template: WqeTemplate) -> Result<Wqe, Status> {
+    /// Returns its work request. It must fit in one; a value has a valid size and travels as `values` says.
+    #[inline(always)]
+    fn wqe(&self, template: WqeTemplate, values: ValueConfig) -> Wqe {
         let local = Sge { length: self.bytes as u32, ..self.local };
         match self.kind {
-            Kind::Put | Kind::Signal => Ok(Wqe::new(template.write(self.remote, local))),
-            Kind::Get => Ok(Wqe::new(template.read(self.remote, local))),
+            Kind::Put | Kind::Signal => Wqe::new(template.write(self.remote, local)),
+            Kind::Get => Wqe::new(template.read(self.remote, local)),
             Kind::Value => {
-                let size = ValueSize::new(local.length).ok_or(Status::InvalidArgument)?;
-                endpoint.value_wqe(template, self.remote, local.addr, size).ok_or(Status::Unsupported)
+                let size = ValueSize::new(local.length).unwrap_or_default();
+                Wqe::value(template, self.remote, local.addr, size, values)
             }
         }
     }
+
+    /// Returns its work request for `endpoint`, under either policy.
+    pub(super) fn wqe_for(&self, endpoint: Endpoint<'_>, template: WqeTemplate) -> Result<Wqe, Status> {
+        let values = match self.kind {
+            Kind::Value => endpoint.values().ok_or(Status::Unsupported)?,
+            _ => NO_VALUES,
+        };
+        Ok(self.wqe(template, values))
+    }
 }
 
-/// An operation that has been looked up, and its work request if it is one.
+/// For operations other than values.
+const NO_VALUES: ValueConfig = ValueConfig { mask: 0, lkey: 0, path: VALUE_NONE, slots: 0 };
+
+/// An operation, where it's posted, and where it goes.
 #[derive(Clone, Copy)]
 pub(super) struct Resolved<'a> {
     pub(super) operation: Operation,
     pub(super) poster: Poster<'a>,
-    /// Index into the targets.
-    pub(super) target: u32,
-    wqe: Wqe,
+    target: Target,
+    /// The target's index.
+    pub(super) target_index: u32,
+    values: ValueConfig,
     /// Whether it takes the fast path.
     pub(super) is_fast: bool,
     /// Whether peer, counter, size or a window is out of range. The slow path carries out everything else that isn't fast.
@@ -132,7 +149,7 @@ pub(super) struct Resolved<'a> {
 impl EncodeWqe for Resolved<'_> {
     #[inline(always)]
     fn encode(self, idx: u32) {
-        self.poster.place(self.wqe, idx);
+        self.poster.place(self.operation.wqe(self.target.template(), self.values), idx);
     }
 }
 
@@ -141,45 +158,112 @@ impl<'a> Tables<'a> {
     #[inline(always)]
     pub(super) fn resolve(self, arguments: Arguments) -> Resolved<'a> {
         let Arguments { kind, peer, named, remote, local, bytes, flags } = arguments;
-        let (route, known) = self.try_route(peer, named, kind.plain_endpoint());
-        let poster = self.endpoint(route).poster();
-        let target = self.target(route.target);
-        let fits = bytes.wrapping_sub(1) < self.0.fast_put_limit;
-        let (remote, local, wqe, is_fast, is_invalid) = match kind {
+        let route = self.try_route(peer, named, kind.plain_endpoint());
+        let (poster, target) = (self.endpoint(route).poster(), self.target(route.target));
+        let mut values = NO_VALUES;
+        let (remote, local, fits, is_invalid) = match kind {
             Kind::Signal => {
-                let (remote, local) = self.nothing(peer, route.has_place);
-                let is_fast = self.0.fast_put_limit != 0;
-                (remote, local, Wqe::new(target.template().write(remote, local)), is_fast, false)
+                let (remote, local) = self.nothing(peer, route.peer_and_counter_valid);
+                (remote, local, self.0.fast_put_limit != 0, false)
             }
             Kind::Value => {
-                let has_window = route.has_place & !remote.is_null();
+                let has_window = route.peer_and_counter_valid & !remote.is_null();
                 let remote = self.remote(remote, peer, has_window);
-                let local = Sge { addr: local.offset, lkey: 0, length: bytes as u32 };
-                let size = ValueSize::new(bytes as u32);
-                let is_invalid = !has_window | size.is_none() | named.counter.exists;
-                let (wqe, is_fast) =
-                    poster.fast_value_wqe(target.template(), remote, local.addr, size.unwrap_or_default());
-                (remote, local, wqe, is_fast, is_invalid)
+                values = poster.fast_values();
+                let is_invalid = !has_window | ValueSize::new(bytes as u32).is_none() | named.counter.exists;
+                (remote, Sge { addr: local.offset, lkey: 0, length: 0 }, values.path != VALUE_NONE, is_invalid)
             }
             Kind::Put | Kind::Get => {
-                let has_windows = route.has_place & !remote.is_null() & !local.is_null();
-                let remote = self.remote(remote, peer, has_windows);
-                let local = self.local(local, has_windows, bytes as u32);
-                let template = target.template();
-                let words =
-                    if kind == Kind::Get { template.read(remote, local) } else { template.write(remote, local) };
-                (remote, local, Wqe::new(words), fits, !has_windows & ((bytes != 0) | (kind == Kind::Get)))
+                let has_windows = route.peer_and_counter_valid & !remote.is_null() & !local.is_null();
+                let (remote, local) = (self.remote(remote, peer, has_windows), self.local(local, has_windows));
+                let fits = bytes.wrapping_sub(1) < self.0.fast_put_limit;
+                (remote, local, fits, !has_windows & ((bytes != 0) | (kind == Kind::Get)))
             }
         };
-        let is_invalid = is_invalid | !route.has_place;
-        let is_strong = flags.has(Flags::STRONG);
+        let is_invalid = is_invalid | !route.peer_and_counter_valid;
+        let is_plain = (route.raised_by <= 1) & !flags.has(Flags::STRONG);
         Resolved {
             operation: Operation { kind, peer, named, flags, remote, local, bytes },
             poster,
-            target: route.target,
-            wqe,
-            is_fast: known & is_fast & (route.raised_by <= 1) & target.exists() & !is_invalid & !is_strong,
+            target,
+            target_index: route.target,
+            values,
+            is_fast: route.signal_valid & fits & is_plain & target.exists() & !is_invalid,
             is_invalid,
         }
+    }
+}
+
+/// The slow path: the `locked` policy, transfers of no bytes or of more than one work request, signals raised by more than one, and
+/// emulated signals.
+impl Context<'_> {
+    /// Carries out a whole operation that [is not invalid](Resolved::is_invalid): peer and counter exist.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn carry_out(self, operation: Operation) -> Result<(), Status> {
+        let Operation { named, flags, .. } = operation;
+        let tables = self.tables();
+        let operation = operation.normalized(tables);
+        match (named.signal_id(), self.emulated()) {
+            (Some(id), Ok(emulated)) => self.raise(emulated, tables, operation, Word::Indexed(id), named.amount.into()),
+            (Some(_), Err(unsupported)) if flags.has(Flags::STRONG) => Err(unsupported),
+            _ => self.post_counted(tables, operation),
+        }
+    }
+
+    /// Posts an operation whose signal the card counts. The counter ticks once per write, so a signal raised by `n` takes `n - 1` extra
+    /// empty writes. They share a doorbell, and the write's endpoint unless that endpoint is a counter's.
+    pub(super) fn post_counted(self, tables: Tables<'_>, operation: Operation) -> Result<(), Status> {
+        let Operation { kind, peer, named, flags, .. } = operation;
+        let route = tables.route(peer, named, kind.plain_endpoint())?;
+        let template = tables.target(route.target).existing()?;
+        let operation = self.post_first_parts(tables, operation)?;
+
+        let mut more = route.raised_by.saturating_sub(1);
+        let extra = if named.counter.exists {
+            tables.route(peer, Named { counter: Name::NONE, ..named }, DATA)?.poster
+        } else {
+            route.poster
+        };
+        let is_last = more == 0 || extra != route.poster;
+        let poster = tables.endpoint(route);
+        self.post(poster, flags, flags.is_aggregate() || !is_last, operation.wqe_for(poster, template)?)?;
+        let (remote, local) = tables.nothing(peer, true);
+        while more != 0 {
+            more -= 1;
+            let empty = Wqe::new(template.write(remote, local));
+            self.post(self.endpoint(extra), flags, flags.is_aggregate() || more != 0, empty)?;
+        }
+        Ok(())
+    }
+
+    /// Posts what doesn't fit in one work request on the data endpoint, without the action, and returns the last part, which carries the
+    /// action once the first parts have completed.
+    fn post_first_parts(self, tables: Tables<'_>, mut operation: Operation) -> Result<Operation, Status> {
+        let largest = self.ext.max_rdma_size.into();
+        if operation.bytes <= largest {
+            return Ok(operation);
+        }
+        let data = tables.route(operation.peer, Named::NONE, DATA)?;
+        let (poster, template) = (tables.endpoint(data), tables.target(data.target).existing()?);
+        while operation.bytes > largest {
+            let (first, rest) = operation.split(largest);
+            // Rung by the last part, or by the flush.
+            self.post(poster, operation.flags, true, first.wqe_for(poster, template)?)?;
+            operation = rest;
+        }
+        if !operation.named.is_none() {
+            self.flush_endpoint(DATA, None)?;
+        }
+        Ok(operation)
+    }
+
+    /// Posts a request, together with those of the other lanes of the warp that are here at the same time.
+    pub(super) fn post(self, poster: Endpoint<'_>, flags: Flags, aggregate: bool, wqe: Wqe) -> Result<(), Status> {
+        let may_join = self.ext.policy == POLICY_COMBINING && flags.mode() != Sharing::Thread;
+        if may_join && Lanes::active().count() > 1 {
+            return super::warp::join(poster, aggregate, wqe);
+        }
+        poster.post(self.ext.policy, flags, self, aggregate, wqe)
     }
 }

@@ -29,7 +29,7 @@ impl Name {
 
     /// Returns whether the id is below `n` or there is no name.
     #[inline(always)]
-    fn is_known(self, n: u32) -> bool {
+    fn is_valid(self, n: u32) -> bool {
         !self.exists | (self.id < n)
     }
 }
@@ -91,7 +91,9 @@ pub(super) struct Route {
     /// Amount that the signal is raised by; 0 without a signal.
     pub(super) raised_by: u32,
     /// Whether peer and counter exist.
-    pub(super) has_place: bool,
+    pub(super) peer_and_counter_valid: bool,
+    /// Whether they exist, and the peer can have the signal.
+    pub(super) signal_valid: bool,
 }
 
 /// The tables of a context.
@@ -122,17 +124,17 @@ impl<'a> Tables<'a> {
     /// Checks peer and names, and chooses the route. `plain` is the endpoint for operations that name neither signal nor counter.
     #[inline(always)]
     pub(super) fn route(self, peer: u32, named: Named, plain: u32) -> Result<Route, Status> {
-        let (route, known) = self.try_route(peer, named, plain);
-        if known { Ok(route) } else { Err(Status::InvalidArgument) }
+        let route = self.try_route(peer, named, plain);
+        if route.signal_valid { Ok(route) } else { Err(Status::InvalidArgument) }
     }
 
-    /// Returns the route, and whether peer and names are in range. A signal must exist even if it's raised by 0.
+    /// Chooses the route, whose fields say what is in range. A signal must exist even if it's raised by 0.
     #[inline(always)]
-    pub(super) fn try_route(self, peer: u32, named: Named, plain: u32) -> (Route, bool) {
+    pub(super) fn try_route(self, peer: u32, named: Named, plain: u32) -> Route {
         let Tables(routes, _) = self;
         let Named { signal, amount, counter } = named;
-        let has_place = (peer < routes.nranks) & counter.is_known(routes.n_counters);
-        let known = has_place & signal.is_known(routes.last_slot);
+        let peer_and_counter_valid = (peer < routes.nranks) & counter.is_valid(routes.n_counters);
+        let signal_valid = peer_and_counter_valid & signal.is_valid(routes.last_slot);
         let raised_by = if signal.exists { amount } else { 0 };
         let slot = if raised_by != 0 { signal.id.wrapping_add(1) } else { 0 };
         let poster = if counter.exists {
@@ -143,9 +145,10 @@ impl<'a> Tables<'a> {
             // This rank has no endpoint for a signal that only its peers have.
             plain
         };
-        let or_first = |index, known: bool| if known { index } else { 0 };
-        let target = or_first(slot.wrapping_mul(routes.nranks).wrapping_add(peer), known);
-        (Route { target, poster: or_first(poster, has_place), raised_by, has_place }, known)
+        let or_first = |index, is_valid: bool| if is_valid { index } else { 0 };
+        let target = or_first(slot.wrapping_mul(routes.nranks).wrapping_add(peer), signal_valid);
+        let poster = or_first(poster, peer_and_counter_valid);
+        Route { target, poster, raised_by, peer_and_counter_valid, signal_valid }
     }
 
     /// Returns the endpoint that posts on `route`.
@@ -170,34 +173,34 @@ impl<'a> Tables<'a> {
         span.window.0.cast::<MrPeer>().wrapping_byte_add(self.0.window_peers as usize)
     }
 
-    /// Returns `length` bytes at a place on this rank, if its window is `known` to be non-null.
+    /// Returns a place on this rank, whose window isn't null if it's `valid`. The length is 0.
     #[inline(always)]
-    pub(super) fn local(self, span: Span, known: bool, length: u32) -> Sge {
+    pub(super) fn local(self, span: Span, valid: bool) -> Sge {
         let handle = self.peers(span).cast::<MrHandle>().wrapping_sub(1);
-        let handle = if known { handle } else { self.0.scratch };
+        let handle = if valid { handle } else { self.0.scratch };
         // SAFETY: the plugin places an aligned handle before the peers' entries and keeps it constant while the window is registered, for
         // which the operation's caller vouches. It keeps the scratch memory's handle constant too.
         let handle = unsafe { constant::load(handle) };
-        Sge { addr: handle.local_addr.wrapping_add(span.offset), lkey: handle.lkey, length }
+        Sge { addr: handle.local_addr.wrapping_add(span.offset), lkey: handle.lkey, length: 0 }
     }
 
-    /// Returns a place on the peer, if it's `known` that the peer exists and the window isn't null.
+    /// Returns a place on the peer. If it's `valid`, the peer exists and the window isn't null.
     #[inline(always)]
-    pub(super) fn remote(self, span: Span, peer: u32, known: bool) -> Remote {
+    pub(super) fn remote(self, span: Span, peer: u32, valid: bool) -> Remote {
         let entry = element(self.peers(span), peer);
-        let entry = if known { entry } else { self.0.scratch.cast() };
+        let entry = if valid { entry } else { self.0.scratch.cast() };
         // SAFETY: the plugin places an aligned entry for each rank after the handle and keeps it constant while the window is registered,
         // for which the operation's caller vouches; the scratch memory's handle is as long as an entry.
         let entry = unsafe { constant::load(entry) };
         Remote { addr: entry.remote_addr.wrapping_add(span.offset), rkey: entry.rkey }
     }
 
-    /// Returns the places for a write without bytes, if the peer is `known` to exist.
+    /// Returns the places for a write without bytes, if the peer is `valid`.
     #[inline(always)]
-    pub(super) fn nothing(self, peer: u32, known: bool) -> (Remote, Sge) {
+    pub(super) fn nothing(self, peer: u32, valid: bool) -> (Remote, Sge) {
         let peers = self.0.scratch.wrapping_byte_add(size_of::<MrHandle>());
         let window = Window(peers.wrapping_byte_sub(self.0.window_peers as usize).cast_mut().cast());
-        (self.remote(window.at(0), peer, known), self.local(window.at(0), true, 0))
+        (self.remote(window.at(0), peer, valid), self.local(window.at(0), true))
     }
 }
 

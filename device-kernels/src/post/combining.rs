@@ -45,7 +45,7 @@ pub mod run;
 pub use pass::ring_ready;
 
 use super::outcome::Outcome;
-use super::{EncodeWqe, Left, Queue, Step, outstanding};
+use super::{EncodeWqe, Queue, Step, Unfinished, outstanding};
 use crate::platform::thread_value;
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
@@ -90,22 +90,22 @@ pub fn post<Q: CombiningQueue>(
 ) -> Result<(), Status> {
     match try_post(queue, aggregate, wqe) {
         None => Ok(()),
-        Some(left) => finish(queue, limits, left, aggregate, wqe),
+        Some(unfinished) => finish(queue, limits, unfinished, aggregate, wqe),
     }
 }
 
-/// Handles the usual case of [`post`] in straight-line code: there's room at once, and no other poster is active. A rare step is left to
+/// Handles the usual case of [`post`] in straight-line code: there's room at once, and no other poster is active. Any other is left to
 /// [`finish`].
 #[inline(always)]
-pub fn try_post<Q: CombiningQueue>(queue: Q, aggregate: bool, wqe: impl EncodeWqe) -> Option<Left> {
+pub fn try_post<Q: CombiningQueue>(queue: Q, aggregate: bool, wqe: impl EncodeWqe) -> Option<Unfinished> {
     let reserved = queue.words().cursor.fetch_add(thread_value(1).into(), Ordering::Relaxed);
     if !room::has_room(queue, reserved) {
-        return Some(Left { step: Step::WaitForRoom, word: reserved });
+        return Some(Unfinished { step: Step::WaitForRoom, word: reserved });
     }
     encode_and_mark(queue, reserved, aggregate, wqe)
 }
 
-/// Carries out the step that [`try_post`] left.
+/// Finishes what [`try_post`] has begun.
 ///
 /// # Errors
 /// As for [`post`].
@@ -113,18 +113,18 @@ pub fn try_post<Q: CombiningQueue>(queue: Q, aggregate: bool, wqe: impl EncodeWq
 pub fn finish<Q: CombiningQueue>(
     queue: Q,
     limits: impl Limit,
-    left: Left,
+    unfinished: Unfinished,
     aggregate: bool,
     wqe: impl EncodeWqe,
 ) -> Result<(), Status> {
-    let mut left = Some(left);
-    if let Some(Left { step: Step::WaitForRoom, word: reserved }) = left {
+    let mut unfinished = Some(unfinished);
+    if let Some(Unfinished { step: Step::WaitForRoom, word: reserved }) = unfinished {
         room::wait_for_room(queue, limits, reserved, 1, || true)?;
-        left = encode_and_mark(queue, reserved, aggregate, wqe);
+        unfinished = encode_and_mark(queue, reserved, aggregate, wqe);
     }
-    match left {
-        Some(Left { step: Step::MakePass, .. }) => make_passes(queue),
-        Some(Left { step: Step::ContinuePass, word: state }) => continue_pass(queue, state),
+    match unfinished {
+        Some(Unfinished { step: Step::MakePass, .. }) => make_passes(queue),
+        Some(Unfinished { step: Step::ContinuePass, word: state }) => continue_pass(queue, state),
         _ => {}
     }
     Ok(())
@@ -144,22 +144,27 @@ pub(super) fn begin_flush<Q: CombiningQueue>(queue: Q, completed: u32, now: u64,
 
 /// Encodes, fences and marks the request, and rings it if no other poster is active.
 #[inline(always)]
-fn encode_and_mark<Q: CombiningQueue>(queue: Q, reserved: u64, aggregate: bool, wqe: impl EncodeWqe) -> Option<Left> {
+fn encode_and_mark<Q: CombiningQueue>(
+    queue: Q,
+    reserved: u64,
+    aggregate: bool,
+    wqe: impl EncodeWqe,
+) -> Option<Unfinished> {
     let (idx, _) = halves(reserved);
     let state = queue.words().state;
     wqe.encode(idx);
     queue.fence();
     if aggregate {
         let old = state.fetch_add(ready_bit(idx), Ordering::Acquire);
-        return (old & ready_bit(idx.wrapping_add(1)) != 0).then_some(Left { step: Step::MakePass, word: old });
+        return (old & ready_bit(idx.wrapping_add(1)) != 0).then_some(Unfinished { step: Step::MakePass, word: old });
     }
     let mark = ready_bit(idx) + COMBINER;
     let old = state.fetch_add(mark, Ordering::Acquire);
     if old != all_rung(idx) {
-        return (!has_combiner(old)).then_some(Left { step: Step::ContinuePass, word: old + mark });
+        return (!has_combiner(old)).then_some(Unfinished { step: Step::ContinuePass, word: old + mark });
     }
     // No other poster is active, so the pass rings this post alone. One more is rung, less the mark: the difference has no upper half.
     ring(queue, idx.wrapping_add(1));
     let state = end_pass_by(queue, u64::from((mark as u32).wrapping_neg()));
-    (!is_idle(state)).then_some(Left { step: Step::ContinuePass, word: state })
+    (!is_idle(state)).then_some(Unfinished { step: Step::ContinuePass, word: state })
 }

@@ -75,17 +75,18 @@ impl<F: Fn(u32) + Copy> EncodeWqe for F {
     }
 }
 
-/// What a poster left undone because it's rare. The usual case is straight-line code that keeps no registers for what follows it.
+/// A post that is left unfinished, because what it still needs is rare. The usual case is straight-line code that keeps no registers for
+/// what follows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
-pub struct Left {
+pub struct Unfinished {
     /// The next step.
     pub step: Step,
     /// The word that the step needs.
     pub word: u64,
 }
 
-/// See [`Left`].
+/// See [`Unfinished`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Step {
@@ -99,12 +100,13 @@ pub enum Step {
 
 #[cfg(not(loom))]
 impl Step {
-    /// Returns the step with that number. An unknown one, which no caller passes, becomes a pass, which does no harm.
-    pub(crate) fn from_number(number: u32) -> Step {
+    /// Returns the step with that number.
+    pub(crate) fn from_number(number: u32) -> Option<Step> {
         match number {
-            2 => Step::ContinuePass,
-            3 => Step::WaitForRoom,
-            _ => Step::MakePass,
+            1 => Some(Step::MakePass),
+            2 => Some(Step::ContinuePass),
+            3 => Some(Step::WaitForRoom),
+            _ => None,
         }
     }
 }

@@ -1,12 +1,12 @@
-//! `fgin_fast_*` and `fgin_continue` on the CPU: together they post what the ordinary operations post, and refuse what those refuse.
+//! `fgin_fast_*` and the calls behind them on the CPU: they post what the ordinary operations post, and refuse what those refuse.
 
 #![allow(unsafe_code)]
 
 use efa_dp_direct::wqe::Destination;
-use ferrogin_device::context::fast_path::{Continuation, fgin_continue};
+use ferrogin_device::context::fast_path::{Continuation, fgin_continue, fgin_fallback};
 use ferrogin_device::context::inline::{fgin_fast_put, fgin_fast_put_value, fgin_fast_signal};
 use ferrogin_device::{Action, Context, Flags, Status, Window};
-use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED, TargetWords};
 use plain_context::{EndpointSpec, Ring, Spec, TestContext, WindowSpec, make_context, window};
 use std::ptr;
 use std::sync::atomic::Ordering;
@@ -75,10 +75,10 @@ impl Op {
         }
     }
 
-    /// Calls the operation as a kernel does: the fast path, then what it left.
+    /// Calls the operation as a kernel does: the fast path, then the call behind it.
     fn call(self, context: Context<'_>) -> i32 {
-        let left = self.call_fast(context);
-        if left.rest.is_nothing() {
+        let Continuation { next, word, poster, remote, local, keys } = self.call_fast(context);
+        if next.is_nothing() {
             return 0;
         }
         let bytes = match self.kind {
@@ -86,9 +86,9 @@ impl Op {
             Kind::Put { bytes } => bytes,
             Kind::Signal => 0,
         };
-        let Continuation { rest, word, poster, remote, local, keys } = left;
+        let call = if next.is_fallback() { fgin_fallback } else { fgin_continue };
         // SAFETY: the fields that the fast path returned.
-        unsafe { fgin_continue(poster, word, remote, local, keys, bytes as u32, rest.bits()) }
+        unsafe { call(poster, word, remote, local, keys, bytes as u32, next.bits()) }
     }
 
     /// Calls the ordinary operation.
@@ -137,7 +137,44 @@ fn post_with_room_needs_no_continuation() {
     let ([test, _], window) = twin_contexts(POLICY_COMBINING, true);
     let op = Op { kind: Kind::Value { bytes: 4 }, peer: 1, signal: Some(0), window, aggregate: false };
     assert_eq!(op.call(test.context), 0);
-    assert!(op.call_fast(test.context).rest.is_nothing(), "the first post checked the room");
+    assert!(op.call_fast(test.context).next.is_nothing(), "the first post checked the room");
+}
+
+#[test]
+fn signal_that_peer_lacks_is_refused_without_post() {
+    for policy in [POLICY_COMBINING, POLICY_LOCKED] {
+        let ([test, _], window) = twin_contexts(policy, true);
+        let peer = 2;
+        // SAFETY: the context is leaked.
+        let targets = unsafe { (*test.context.as_ptr()).routes.targets };
+        // SAFETY: the table is leaked, and has an entry for signal 0 of each peer after those for no signal.
+        unsafe { targets.wrapping_add((RANKS + peer) as usize).cast_mut().write(TargetWords::default()) };
+        for kind in [Kind::Value { bytes: 4 }, Kind::Put { bytes: 100 }, Kind::Signal] {
+            let op = Op { kind, peer, signal: Some(0), window, aggregate: false };
+            assert!(op.call_fast(test.context).next.is_fallback(), "{op:?}");
+            assert_eq!(op.call(test.context), Status::InvalidArgument as i32, "{op:?}");
+            assert_eq!(op.call_ordinary(test.context), Err(Status::InvalidArgument), "{op:?}");
+        }
+        for ring in &test.rings {
+            assert_eq!((ring.cursors(), ring.doorbell.load(Ordering::Relaxed)), ([0; 3], 0));
+        }
+    }
+}
+
+/// In 0.1.0, the steps of `fgin_fallback` were `fgin_continue`'s.
+#[test]
+fn step_of_another_release_is_refused_without_post() {
+    let ([test, _], window) = twin_contexts(POLICY_COMBINING, true);
+    let op = Op { kind: Kind::Put { bytes: 100 }, peer: 1, signal: Some(SIGNALS + 1), window, aggregate: false };
+    let Continuation { next, word, poster, remote, local, keys } = op.call_fast(test.context);
+    for step in [0, 5, 6, 7] {
+        // SAFETY: the fields that the fast path returned.
+        let status = unsafe { fgin_continue(poster, word, remote, local, keys, 100, next.bits() & !7 | step) };
+        assert_eq!(status, Status::Unsupported as i32, "step {step}");
+    }
+    for ring in &test.rings {
+        assert_eq!((ring.cursors(), ring.doorbell.load(Ordering::Relaxed)), ([0; 3], 0));
+    }
 }
 
 /// What `nccl_gin.cuh` turns NCCL's AggregateRequests flag into.
@@ -159,9 +196,6 @@ fn burst_of_eight_aggregated_posts_rings_once() {
     }
 }
 
-/// The step for a refused operation, in the low 3 bits of the continuation.
-const REFUSED: u32 = 7;
-
 #[test]
 fn arguments_out_of_range_are_refused_without_post() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {
@@ -172,9 +206,7 @@ fn arguments_out_of_range_are_refused_without_post() {
             let peers = [RANKS, 1 << 24, 1 << 25, 1 << 31, u32::MAX].map(|peer| Op { peer, ..good });
             let signals = [SIGNALS + 1, 65534, u32::MAX].map(|id| Op { signal: Some(id), ..good });
             for op in peers.into_iter().chain(signals) {
-                let left = op.call_fast(test.context).rest;
-                let is_refused = left.bits() & 7 == REFUSED;
-                assert!(is_refused || op.peer < RANKS && !left.is_nothing(), "{op:?}");
+                assert!(op.call_fast(test.context).next.is_fallback(), "{op:?}");
                 assert_eq!(op.call(test.context), Status::InvalidArgument as i32, "{op:?}");
             }
             if kind != Kind::Signal {

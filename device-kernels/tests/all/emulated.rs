@@ -2,7 +2,7 @@
 #![allow(unsafe_code)]
 
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, SendData, SendWqe, WriteData, parse};
-use ferrogin_device::context::fast_path::{Continuation, fgin_continue};
+use ferrogin_device::context::fast_path::{Continuation, fgin_fallback};
 use ferrogin_device::context::inline::{fgin_fast_put, fgin_fast_put_value, fgin_fast_signal};
 use ferrogin_device::{Action, Context, Flags, Sharing, Status, Window, capi};
 use ferrogin_ffi::block::EmulatedSpec;
@@ -626,19 +626,16 @@ fn strong_signal_after_meeting_covers_puts_of_all_threads() {
     }
 }
 
-/// A kernel posts on the fast path, and its continuation does what that leaves.
+/// The call behind the fast path raises a kernel's signals.
 #[test]
-fn fast_path_and_continuation_raise_signals() {
+fn fallback_of_fast_path_raises_signals() {
     for b in fixtures() {
         let (ctx, win) = (b.context().as_ptr(), b.window.0);
         let finish = |left: Continuation, bytes: u64| {
-            let Continuation { rest, word, poster, remote, local, keys } = left;
-            if rest.is_nothing() {
-                0
-            } else {
-                // SAFETY: the fields that the fast path returned.
-                unsafe { fgin_continue(poster, word, remote, local, keys, bytes as u32, rest.bits()) }
-            }
+            let Continuation { next, word, poster, remote, local, keys } = left;
+            assert!(next.is_fallback());
+            // SAFETY: the fields that the fast path returned.
+            unsafe { fgin_fallback(poster, word, remote, local, keys, bytes as u32, next.bits()) }
         };
         let put = |peer, bytes, signal, counter: Option<u32>, flags| {
             let (has, id) = (counter.is_some().into(), counter.unwrap_or(0));

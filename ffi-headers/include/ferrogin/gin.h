@@ -53,8 +53,8 @@ typedef uint64_t fgin_action;
 
 /* Flags. FGIN_AGGREGATE leaves the doorbell to the next operation without it on the same queue, or to a flush. Each counter has a
  * queue; each signal that the card counts has one, for operations without a counter; values have one; everything else has one.
- * FGIN_SHARING_* says which threads may use the context during the call: all (GPU), those of one CTA, or only the caller (THREAD),
- * which is cheaper. CTA costs as much as GPU. Calls in different modes may follow one another. */
+ * FGIN_SHARING_* says which threads may use the context during the call: all (GPU), those of one CTA, or only the caller (THREAD).
+ * CTA costs as much as GPU; THREAD takes no atomic operation where they take three. Calls in different modes may follow one another. */
 #define FGIN_DEFAULT 0u
 #define FGIN_AGGREGATE 2u
 #define FGIN_SHARING_GPU 0u
@@ -99,8 +99,8 @@ FGIN_API int fgin_signal_at(const fgin_context *ctx, uint32_t peer, fgin_window 
 
 /* fgin_put, fgin_put_value and fgin_signal by several lanes of a warp, each with its own arguments and result. All lanes of the mask
  * make the call together. Operations on the same queue share a reservation, a fence and a doorbell, or a few if the card's batch is
- * shorter; one with an emulated signal is posted on its own. Invalid arguments fail only their lane. In the mode THREAD, only these
- * lanes may use the context. On the CPU a warp has one thread, and the mask is ignored. */
+ * shorter; those with an emulated signal do if the hardware runs their lanes together. Invalid arguments fail only their lane. In the
+ * mode THREAD, only these lanes may use the context. On the CPU a warp has one thread, and the mask is ignored. */
 FGIN_API int fgin_warp_put(const fgin_context *ctx, uint32_t lanes, uint32_t peer, fgin_window dst, uint64_t dst_off,
                            fgin_window src, uint64_t src_off, uint64_t bytes, fgin_action action, uint32_t flags);
 FGIN_API int fgin_warp_put_value(const fgin_context *ctx, uint32_t lanes, uint32_t peer, fgin_window dst,

@@ -1,6 +1,6 @@
-// ferrogin: how the C++ headers post. In a kernel, the fast path is inline (fast_path.cuh); its continuation and every other
+// ferrogin: how the C++ headers post. In a kernel, the fast path is inline (fast_path.cuh); what it leaves to do and every other
 // operation are calls. On the CPU, every operation is a call. For tests, FGIN_FAST_PATH_CALLS makes the CPU call the functions
-// that a kernel inlines. Lanes of a warp that post at the same time post together: their continuation joins them.
+// that a kernel inlines. Lanes of a warp that post at the same time post together.
 //
 // SPDX-License-Identifier: Apache-2.0
 #ifndef FERROGIN_POST_CUH
@@ -19,9 +19,12 @@
 #if defined(__CUDA_ARCH__) || defined(FGIN_FAST_PATH_CALLS)
 #define FGIN_HAS_FAST_PATH 1
 
-// Finishes what the fast path left undone. The arguments are the fast path's results and the low half of `bytes`.
+// The calls behind the fast path: the first finishes a request, the second carries out an operation that doesn't take the fast
+// path. The arguments are the fast path's results and the low half of `bytes`.
 extern "C" FGIN_API int fgin_continue(uint64_t poster, uint64_t word, uint64_t remote, uint64_t local, uint64_t keys,
-                                      uint32_t bytes, uint32_t rest);
+                                      uint32_t bytes, uint32_t next);
+extern "C" FGIN_API int fgin_fallback(uint64_t poster, uint64_t word, uint64_t remote, uint64_t local, uint64_t keys,
+                                      uint32_t bytes, uint32_t next);
 
 #endif
 
@@ -33,7 +36,7 @@ extern "C" FGIN_API int fgin_continue(uint64_t poster, uint64_t word, uint64_t r
 
 extern "C" {
 struct fgin_continuation {
-  uint64_t rest, word, poster, remote, local, keys;
+  uint64_t next, word, poster, remote, local, keys;
 };
 fgin_continuation fgin_fast_put(uint64_t ctx, uint32_t peer, uint64_t dst, uint64_t dst_off, uint64_t src, uint64_t src_off,
                               uint64_t bytes, uint32_t has_signal, uint32_t signal, uint32_t has_counter, uint32_t counter,
@@ -46,10 +49,10 @@ uint64_t fgin_fast_flush(uint64_t ctx, uint32_t rank, uint32_t size, uint64_t ab
 
 #define FGIN_FAST_PATH_CALL(name)                                                                                           \
   template <typename... Args>                                                                                               \
-  inline void name(uint64_t& rest, uint64_t& word, uint64_t& poster, uint64_t& remote, uint64_t& local, uint64_t& keys,     \
+  inline void name(uint64_t& next, uint64_t& word, uint64_t& poster, uint64_t& remote, uint64_t& local, uint64_t& keys,     \
                    Args... args) {                                                                                          \
-    fgin_continuation left = ::name(args...);                                                                                 \
-    rest = left.rest, word = left.word, poster = left.poster, remote = left.remote, local = left.local, keys = left.keys;   \
+    fgin_continuation left = ::name(args...);                                                                               \
+    next = left.next, word = left.word, poster = left.poster, remote = left.remote, local = left.local, keys = left.keys;   \
   }
 namespace ferrogin {
 namespace detail {
@@ -99,34 +102,38 @@ struct WordSignal {
   }
 };
 
-// Returns the lanes of this warp that got here together and may share a queue, or 0 if this lane is alone.
-FGIN_DEVICE uint32_t together(uint32_t flags) {
-#ifdef __CUDA_ARCH__
-  if (!(flags & FGIN_SHARING_THREAD)) {
-    uint32_t active;
-    asm volatile("activemask.b32 %0;" : "=r"(active));
-    return active & (active - 1) ? active : 0;
-  }
-#endif
-  (void)flags;
-  return 0;
-}
-
 #ifdef FGIN_HAS_FAST_PATH
 
-// The fast path takes operations in GPU mode that raise at most a weak signal, by one. If `rest` is 0, nothing is left to do.
+// The fast path takes operations in GPU and CTA mode that raise at most a weak signal, by one. It's the same code in both: block scope
+// would save three cache invalidations, which the system fences make anyway, and no load, atomic operation or fence.
 FGIN_DEVICE bool takes_fast_path(ActionIds ids, uint32_t flags) {
-  return !(flags & (FGIN_SHARING_CTA | FGIN_SHARING_THREAD | FGIN_STRONG)) && (ids.amount == 1 || !ids.has_signal);
+  return !(flags & (FGIN_SHARING_THREAD | FGIN_STRONG)) && (ids.amount == 1 || !ids.has_signal);
 }
 
-// The flags of fgin_fast_*: the aggregate flag, and 1 if lanes post together.
+// The flags of fgin_fast_*: the aggregate flag, and 1 if other lanes of this warp got here at the same time: they post together.
 FGIN_DEVICE uint32_t fast_flags(uint32_t flags) {
-  return (flags & FGIN_AGGREGATE) | (together(flags) != 0);
+  uint32_t active = 1;
+#ifdef __CUDA_ARCH__
+  asm volatile("activemask.b32 %0;" : "=r"(active));
+#endif
+  return (flags & FGIN_AGGREGATE) | ((active & (active - 1)) != 0);
 }
 
 FGIN_DEVICE uint64_t address(const void* p) {
   return reinterpret_cast<uint64_t>(p);
 }
+
+// What the fast path returns.
+struct FastPath {
+  uint64_t next, word, poster, remote, local, keys;
+
+  FGIN_DEVICE int finish(uint64_t bytes) const {
+    if (!uint32_t(next)) return FGIN_OK;
+    // The low 3 bits are the step: up to 4, the request takes the fast path.
+    if ((uint32_t(next) & 7) > 4) return fgin_fallback(poster, word, remote, local, keys, uint32_t(bytes), uint32_t(next));
+    return fgin_continue(poster, word, remote, local, keys, uint32_t(bytes), uint32_t(next));
+  }
+};
 
 #endif
 
@@ -135,14 +142,12 @@ FGIN_DEVICE int put(const fgin_context* ctx, uint32_t peer, fgin_window dst, uin
   if (lanes) return fgin_warp_put(ctx, lanes, peer, dst, dst_off, src, src_off, bytes, ids.action(), flags);
 #ifdef FGIN_HAS_FAST_PATH
   if (takes_fast_path(ids, flags)) {
-    uint64_t rest, word, poster, remote, local, keys;
-    fgin_fast_put(rest, word, poster, remote, local, keys, address(ctx), peer, address(dst), dst_off, address(src), src_off,
-                  bytes, ids.has_signal, ids.signal, ids.has_counter, ids.counter, fast_flags(flags));
-    if (!uint32_t(rest)) return FGIN_OK;
-    return fgin_continue(poster, word, remote, local, keys, uint32_t(bytes), uint32_t(rest));
+    FastPath f;
+    fgin_fast_put(f.next, f.word, f.poster, f.remote, f.local, f.keys, address(ctx), peer, address(dst), dst_off, address(src),
+                  src_off, bytes, ids.has_signal, ids.signal, ids.has_counter, ids.counter, fast_flags(flags));
+    return f.finish(bytes);
   }
 #endif
-  if (uint32_t here = together(flags)) return fgin_warp_put(ctx, here, peer, dst, dst_off, src, src_off, bytes, ids.action(), flags);
   return fgin_put(ctx, peer, dst, dst_off, src, src_off, bytes, ids.action(), flags);
 }
 
@@ -151,14 +156,12 @@ FGIN_DEVICE int put_value(const fgin_context* ctx, uint32_t peer, fgin_window ds
   if (lanes) return fgin_warp_put_value(ctx, lanes, peer, dst, dst_off, value, bytes, ids.action(), flags);
 #ifdef FGIN_HAS_FAST_PATH
   if (takes_fast_path(ids, flags) && !ids.has_counter) {
-    uint64_t rest, word, poster, remote, local, keys;
-    fgin_fast_put_value(rest, word, poster, remote, local, keys, address(ctx), peer, address(dst), dst_off, value, bytes,
-                        ids.has_signal, ids.signal, fast_flags(flags));
-    if (!uint32_t(rest)) return FGIN_OK;
-    return fgin_continue(poster, word, remote, local, keys, uint32_t(bytes), uint32_t(rest));
+    FastPath f;
+    fgin_fast_put_value(f.next, f.word, f.poster, f.remote, f.local, f.keys, address(ctx), peer, address(dst), dst_off, value,
+                        bytes, ids.has_signal, ids.signal, fast_flags(flags));
+    return f.finish(bytes);
   }
 #endif
-  if (uint32_t here = together(flags)) return fgin_warp_put_value(ctx, here, peer, dst, dst_off, value, bytes, ids.action(), flags);
   return fgin_put_value(ctx, peer, dst, dst_off, value, bytes, ids.action(), flags);
 }
 
@@ -166,14 +169,12 @@ FGIN_DEVICE int signal(const fgin_context* ctx, uint32_t peer, ActionIds ids, ui
   if (lanes) return fgin_warp_signal(ctx, lanes, peer, ids.action(), flags);
 #ifdef FGIN_HAS_FAST_PATH
   if (takes_fast_path(ids, flags) && !ids.has_counter) {
-    uint64_t rest, word, poster, remote, local, keys;
-    fgin_fast_signal(rest, word, poster, remote, local, keys, address(ctx), peer, ids.has_signal, ids.signal,
+    FastPath f;
+    fgin_fast_signal(f.next, f.word, f.poster, f.remote, f.local, f.keys, address(ctx), peer, ids.has_signal, ids.signal,
                      fast_flags(flags));
-    if (!uint32_t(rest)) return FGIN_OK;
-    return fgin_continue(poster, word, remote, local, keys, 0, uint32_t(rest));
+    return f.finish(0);
   }
 #endif
-  if (uint32_t here = together(flags)) return fgin_warp_signal(ctx, here, peer, ids.action(), flags);
   return fgin_signal(ctx, peer, ids.action(), flags);
 }
 

@@ -84,9 +84,10 @@ fn explain() {
         explains! {
             fgin_put_value(gin, 9, memory, 0, 1, 8, 0, 0) => InvalidArgument, "fgin_put_value returned FGIN_INVALID_ARGUMENT: there is only one rank, so the peer must be 0";
             fgin_put_value(gin, 0, memory, 0, 1, 8, signal, 0) => InvalidArgument, "rank 0 has no signal 2: create its context with at least 3 signals";
-            fgin_put_value(gin, 0, memory, 0, 1, 3, 0, 0) => InvalidArgument, "1, 2, 4 or 8 bytes";
+            fgin_put_value(gin, 0, memory, 0, 1, 3, 0, 0) => InvalidArgument, "a value has 1, 2, 4 or 8 bytes, not 3";
+            fgin_put_value(gin, 0, memory, 0, 1, 8, 1 << 16, 0) => InvalidArgument, "a value can't name a counter";
             fgin_put(gin, 0, memory, 0, memory, 0, 8, counter, 0) => InvalidArgument, "the context has no counter 1: it has 1, from 0 to 0";
-            fgin_put(gin, 0, null_mut(), 0, memory, 0, 8, 0, 0) => InvalidArgument, "the window is NULL";
+            fgin_put(gin, 0, null_mut(), 0, memory, 0, 8, 0, 0) => InvalidArgument, "a window is NULL";
             fgin_wait_signal(gin, 2, 1) => InvalidArgument, "the context has no signal 2: it has 2, from 0 to 1";
             fgin_wait_signal(gin, 1, 3) => Timeout, "rank 0: fgin_wait_signal returned FGIN_TIMEOUT: signal 1 is 0, and not 3, after 20ms";
             fgin_wait_counter(gin, 0, 1) => Timeout, "counter 0 is 0, and not 1, after 20ms";

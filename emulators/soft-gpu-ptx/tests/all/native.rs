@@ -115,7 +115,8 @@ functions! {
     fgin_fast_put_value(ctx: u64, peer: u32, dst: u64, dst_off: u64, value: u64, bytes: u32, has_signal: u32, signal: u32, flags: u32) -> Continuation;
     fgin_fast_signal(ctx: u64, peer: u32, has_signal: u32, signal: u32, flags: u32) -> Continuation;
     fgin_fast_flush(ctx: u64, rank: u32, size: u32, abort: u64, clock: u32, limit: u64) -> Number;
-    fgin_continue(poster: u64, word: u64, remote: u64, local: u64, keys: u64, bytes: u32, rest: u32) -> i32;
+    fgin_continue(poster: u64, word: u64, remote: u64, local: u64, keys: u64, bytes: u32, next: u32) -> i32;
+    fgin_fallback(poster: u64, word: u64, remote: u64, local: u64, keys: u64, bytes: u32, next: u32) -> i32;
 }
 
 /// Returns the text of a kernel `call_NAME` for each function, which takes arguments from, and writes results to, an array of words.
@@ -322,7 +323,7 @@ fn arguments(random: &mut Random, name: &str, emulated: bool) -> Vec<Argument> {
     };
     let of_counter = rare(random, Value(0), 9);
     let has = u64::from(slot != 0);
-    let how = Value((2 * aggregate) | u64::from(random.one_in(4)));
+    let fast_flags = Value((2 * aggregate) | u64::from(random.one_in(4)));
     match name {
         "fgin_open" => vec![rare(random, Handle, 0), Value(random.below(2).into()), Out],
         "fgin_put" => vec![rare(random, Context, 0), peer, one, off1, other, off2, bytes, action, flags],
@@ -356,15 +357,17 @@ fn arguments(random: &mut Random, name: &str, emulated: bool) -> Vec<Argument> {
         "fgin_reset_counter" => vec![Context, of_counter],
         "fgin_fast_put" => {
             let ids = [has, signal.into(), counter >> 16, 0].map(Value);
-            [&[Context, peer, one, off1, other, off2, bytes], &ids[..], &[how]].concat()
+            [&[Context, peer, one, off1, other, off2, bytes], &ids[..], &[fast_flags]].concat()
         }
-        "fgin_fast_put_value" => vec![Context, peer, one, off1, value, size, Value(has), Value(signal.into()), how],
-        "fgin_fast_signal" => vec![Context, peer, Value(has), Value(signal.into()), how],
+        "fgin_fast_put_value" => {
+            vec![Context, peer, one, off1, value, size, Value(has), Value(signal.into()), fast_flags]
+        }
+        "fgin_fast_signal" => vec![Context, peer, Value(has), Value(signal.into()), fast_flags],
         other => panic!("{other} has no arguments here"),
     }
 }
 
-/// Where an argument of a continuation comes from: a word of the fast path's result, or an argument of the fast path.
+/// Where an argument of a call behind the fast path comes from: a word of the fast path's result, or an argument of the fast path.
 #[derive(Clone, Copy)]
 pub enum Source {
     Result(usize),
@@ -372,16 +375,25 @@ pub enum Source {
     Zero,
 }
 
-/// Returns the function that does what the fast path left undone, and its arguments.
-pub fn continuation(name: &str) -> (&'static Function, [Source; 7]) {
+/// The calls behind the fast path: the one for requests that take it, and the one for all other operations.
+pub const BEHIND: [&str; 2] = ["fgin_continue", "fgin_fallback"];
+/// Widths of the parameters of both.
+pub const BEHIND_PARAMETERS: [u32; 7] = [64, 64, 64, 64, 64, 32, 32];
+
+/// Returns the index of the call that the fast path's result asks for.
+pub fn behind(next: u64) -> usize {
+    usize::from(next & 7 > 4)
+}
+
+/// Returns where the arguments of a call behind the fast path come from.
+pub fn continuation(name: &str) -> [Source; 7] {
     use Source::{Argument, Result, Zero};
     let bytes = match name {
         "fgin_fast_put" => Argument(6),
         "fgin_fast_put_value" => Argument(5),
         _ => Zero,
     };
-    let next = FUNCTIONS.iter().find(|function| function.name == "fgin_continue").expect("the continuation");
-    (next, [Result(2), Result(1), Result(3), Result(4), Result(5), bytes, Result(0)])
+    [Result(2), Result(1), Result(3), Result(4), Result(5), bytes, Result(0)]
 }
 
 fn continued(name: &str, fast: &[Argument], result: [u64; WORDS]) -> Vec<Argument> {
@@ -391,7 +403,7 @@ fn continued(name: &str, fast: &[Argument], result: [u64; WORDS]) -> Vec<Argumen
         Source::Argument(at) => fast[at],
         Source::Zero => Argument::Value(0),
     };
-    continuation(name).1.iter().map(argument).collect()
+    continuation(name).iter().map(argument).collect()
 }
 
 /// A card that completes requests during a call, unless it is switched off (true).
@@ -506,7 +518,7 @@ fn each_function_does_on_the_interpreter_what_it_does_natively() {
             });
             for at in 0..150 {
                 let function = &FUNCTIONS[random.index(FUNCTIONS.len())];
-                if function.name.starts_with("fgin_continue") {
+                if BEHIND.contains(&function.name) {
                     continue;
                 }
                 let arguments = arguments(&mut random, function.name, emulated);
@@ -523,7 +535,8 @@ fn each_function_does_on_the_interpreter_what_it_does_natively() {
                     good.insert(function.name);
                 }
                 if function.result == CONTINUATION && found[1][0] != 0 {
-                    let (next, _) = continuation(function.name);
+                    let name = BEHIND[behind(found[1][0])];
+                    let next = FUNCTIONS.iter().find(|function| function.name == name).expect("a function");
                     for (at, side) in sides.iter().enumerate() {
                         if found[at][0] != 0 {
                             let rest = continued(function.name, &arguments, found[at]);

@@ -1,7 +1,7 @@
 //! A kernel whose threads execute lists of steps.
 
 use super::work::{END, LOAD, STEP, STORE};
-use crate::native::{CONTINUATION, FUNCTIONS, Source, continuation};
+use crate::native::{BEHIND, BEHIND_PARAMETERS, CONTINUATION, FUNCTIONS, Source, continuation};
 use std::fmt::Write;
 
 fn list(parameters: &[u32], of: impl Fn(usize, u32) -> String) -> String {
@@ -36,11 +36,9 @@ pub fn text() -> String {
         parameters.iter().enumerate().for_each(|(at, &bits)| calls += &load(at, bits, at));
         let _ = writeln!(calls, "call (r), {name}, ({names});");
         if function.result == CONTINUATION {
-            // The continuation does the rest.
+            // The call behind it does the rest.
             calls += "ld.param.b64 %a, [r]; st.global.b64 [%w+128], %a;\nsetp.eq.u64 %p, %a, 0; @%p bra $next;\n{\n.param .b32 c;\n";
-            let (next, sources) = continuation(name);
-            let (next, parameters) = (next.name, next.parameters);
-            for (at, (&bits, source)) in parameters.iter().zip(sources).enumerate() {
+            for (at, (&bits, source)) in BEHIND_PARAMETERS.iter().zip(continuation(name)).enumerate() {
                 let register = if bits == 64 { "%d" } else { "%s" };
                 let from = match source {
                     Source::Result(word) => format!("ld.param.b{bits} {register}, [r+{}]", word * 8),
@@ -49,10 +47,14 @@ pub fn text() -> String {
                 };
                 let _ = writeln!(calls, ".param .b{bits} a{at}; {from}; st.param.b{bits} [a{at}], {register};");
             }
-            let names = list(parameters, |at, _| format!("a{at}"));
+            let names = list(&BEHIND_PARAMETERS, |at, _| format!("a{at}"));
+            let [finish, fallback] = BEHIND;
             let _ = writeln!(
                 calls,
-                "call (c), {next}, ({names}); ld.param.b32 %s, [c]; cvt.u64.u32 %d, %s; st.global.b64 [%w+128], %d;\n}}"
+                "and.b64 %a, %a, 7; setp.gt.u64 %p, %a, 4; @%p bra $fallback{kind};\n\
+                 call (c), {finish}, ({names}); bra $called{kind};\n\
+                 $fallback{kind}: call (c), {fallback}, ({names});\n\
+                 $called{kind}: ld.param.b32 %s, [c]; cvt.u64.u32 %d, %s; st.global.b64 [%w+128], %d;\n}}"
             );
         } else {
             let (bits, register) = if function.result == 64 { (64, "%d") } else { (32, "%s") };

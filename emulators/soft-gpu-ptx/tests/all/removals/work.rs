@@ -373,7 +373,7 @@ impl Work {
             let value = Value(0x1111_0000 + number);
             let fast = mode == 0 && random.one_in(2);
             // Bit 0: lanes post together if they get there at the same time.
-            let how = Value(if aggregates { 2 } else { 0 } | u64::from(random.one_in(3)));
+            let fast_flags = Value(if aggregates { 2 } else { 0 } | u64::from(random.one_in(3)));
             // Every third time, all threads of a block post together, as lanes of a warp that make the same call.
             let at = (number - first) as usize;
             let by_lanes = at % 3 == 2;
@@ -388,10 +388,10 @@ impl Work {
                     steps.push((STORE, vec![Data(number), value], Expect::Any));
                     let list = vec![Context, to, Window, offset, Window, offset, Value(8), Value(0), flags];
                     let quick = [Context, to, Window, offset, Window, offset, Value(8)];
-                    (("fgin_put", list), ("fgin_fast_put", [&quick[..], &[Value(0); 4], &[how]].concat()))
+                    (("fgin_put", list), ("fgin_fast_put", [&quick[..], &[Value(0); 4], &[fast_flags]].concat()))
                 }
                 1 => {
-                    let quick = vec![Context, to, Value(1), Value(0), how];
+                    let quick = vec![Context, to, Value(1), Value(0), fast_flags];
                     // A signal raised by two takes the slow path, which posts in exclusive mode too.
                     let amount = if self.kind == Kind::Lone { 2 } else { 1 };
                     let action = Value(1 | amount << 32);
@@ -403,7 +403,7 @@ impl Work {
                 }
                 _ => {
                     let list = vec![Context, to, Window, offset, value, Value(8), Value(0), flags];
-                    let quick = vec![Context, to, Window, offset, value, Value(8), Value(0), Value(0), how];
+                    let quick = vec![Context, to, Window, offset, value, Value(8), Value(0), Value(0), fast_flags];
                     (("fgin_put_value", list), ("fgin_fast_put_value", quick))
                 }
             };
