@@ -14,7 +14,7 @@ use nccl_gin_ferrogin::window::{self, Source};
 use nix::unistd::{SysconfVar, sysconf};
 use std::ffi::{c_int, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd};
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 /// The kind of a window's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -125,7 +125,7 @@ impl Comm {
 
     /// Maps the memory of all ranks of this node, if each of them has shared its own.
     fn map_node(&self, own: Option<&dyn DeviceBuffer>) -> Result<Result<Imported, String>, Error> {
-        let team = self.inner.team.lock().unwrap_or_else(PoisonError::into_inner);
+        let team = self.inner.team.lock();
         // A window alone needs no mapping of its own; and the card works without any.
         let shared = own.and_then(|memory| memory.share()).transpose();
         let shared =

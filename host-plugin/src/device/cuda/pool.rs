@@ -7,10 +7,11 @@
 use super::driver::Core;
 use super::memory::{self, GpuBuffer};
 use crate::device::interface::{DeviceBuffer, DeviceError, DmaBuf, bounds, page_size};
+use parking_lot::Mutex;
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 /// The allocations of all connections: each connection opens the device for itself, and a window has tables for each connection.
 static BLOCKS: Mutex<Vec<Weak<Block>>> = Mutex::new(Vec::new());
@@ -39,7 +40,7 @@ fn alignment(export: bool) -> usize {
 pub fn allocate(core: &Arc<Core>, len: usize, export: bool) -> Result<Box<dyn DeviceBuffer>, DeviceError> {
     let size = memory::round_up(len, alignment(export))?;
     let found = {
-        let mut blocks = BLOCKS.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut blocks = BLOCKS.lock();
         blocks.retain(|block| block.strong_count() > 0);
         let of_gpu = |block: &Arc<Block>| block.buffer.is_of(core, export);
         blocks.iter().filter_map(Weak::upgrade).filter(of_gpu).find_map(|block| Part::take(core, block, size, len))
@@ -52,14 +53,14 @@ pub fn allocate(core: &Arc<Core>, len: usize, export: bool) -> Result<Box<dyn De
     let mut free = Vec::new();
     give_back(&mut free, size..buffer.size());
     let block = Arc::new(Block { buffer, free: Mutex::new(free) });
-    BLOCKS.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(&block));
+    BLOCKS.lock().push(Arc::downgrade(&block));
     Ok(Box::new(Part { core: core.clone(), block, range: 0..size, len }))
 }
 
 impl Part {
     fn take(core: &Arc<Core>, block: Arc<Block>, size: usize, len: usize) -> Option<Self> {
         let range = {
-            let mut free = block.free.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut free = block.free.lock();
             let gap = free.iter_mut().find(|gap| gap.len() >= size)?;
             let start = gap.start;
             gap.start += size;
@@ -100,7 +101,7 @@ impl Drop for Part {
         {
             crate::trace!("marking freed GPU memory: {error}");
         }
-        give_back(&mut self.block.free.lock().unwrap_or_else(PoisonError::into_inner), self.range.clone());
+        give_back(&mut self.block.free.lock(), self.range.clone());
     }
 }
 
