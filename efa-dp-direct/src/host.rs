@@ -51,7 +51,8 @@ impl<const N: usize> HostSq<N> {
         entries: u32,
         max_batch: u32,
         flavour: Flavour,
-        (pc, phase): (u16, u32),
+        pc: u16,
+        phase: u32,
     ) -> Option<Self> {
         let mask = u16::try_from(entries.checked_sub(1)?).ok()?;
         let fits = entries.is_power_of_two() && entries <= 1 << 15 && max_batch > 0;

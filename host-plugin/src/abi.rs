@@ -281,9 +281,11 @@ pub(crate) fn closed(call: &str) -> Error {
 /// Registers a window and adds it to its communicator.
 fn register(
     coll_comm: *mut c_void,
-    (data, size): (*mut c_void, usize),
+    data: *mut c_void,
+    size: usize,
     source: Source,
-    (mhandle, gin_handle): (*mut *mut c_void, *mut *mut c_void),
+    mhandle: *mut *mut c_void,
+    gin_handle: *mut *mut c_void,
 ) -> Result<(), Error> {
     let mhandle = Out::new(mhandle, "mhandle")?;
     let gin_handle = Out::new(gin_handle, "ginHandle")?;
@@ -313,7 +315,7 @@ unsafe extern "C" fn reg_mr_sym(
 ) -> nccl::Result {
     guard("regMrSym", || {
         let source = Source { ptr_type, flags, dma_buf: None };
-        register(coll_comm, (data, size), source, (mhandle, gin_handle))
+        register(coll_comm, data, size, source, mhandle, gin_handle)
     })
 }
 
@@ -331,7 +333,7 @@ unsafe extern "C" fn reg_mr_sym_dma_buf(
 ) -> nccl::Result {
     guard("regMrSymDmaBuf", || {
         let source = Source { ptr_type, flags, dma_buf: Some((fd, offset)) };
-        register(coll_comm, (data, size), source, (mhandle, gin_handle))
+        register(coll_comm, data, size, source, mhandle, gin_handle)
     })
 }
 

@@ -106,7 +106,7 @@ pub struct ConfigError {
     /// The valid values.
     allowed: &'static str,
     /// The default.
-    default: &'static str,
+    default: String,
 }
 
 /// The largest FERROGIN_TIMEOUT and FERROGIN_WAIT_TIMEOUT in seconds: a day.
@@ -130,14 +130,14 @@ impl Config {
         let device = choice(get, "FERROGIN_DEVICE", "auto, cuda or cpu", &DEVICES)?;
         let policy = choice(get, "FERROGIN_POST", "combining or locked", &POLICIES)?;
         let signals = choice(get, "FERROGIN_SIGNALS", "card or emulated", &SIGNALS)?;
-        let timeout = seconds(get, "FERROGIN_TIMEOUT", 1..=TIMEOUT_MAX, ("whole seconds from 1 to 86400", 60, "60"))?;
-        let waits = ("whole seconds from 1 to 86400, or 0 for no limit", 60, "60");
-        let wait_timeout = seconds(get, "FERROGIN_WAIT_TIMEOUT", 0..=TIMEOUT_MAX, waits)?;
-        let interval = ("whole seconds from 1 to 60", 5, "5");
-        let interval = seconds(get, "FERROGIN_METRICS_INTERVAL", 1..=METRICS_INTERVAL_MAX, interval)?;
-        let text = |name: &'static str, limits| match get(name).map(OsString::into_string).transpose() {
+        let timeout = seconds(get, "FERROGIN_TIMEOUT", 1..=TIMEOUT_MAX, "whole seconds from 1 to 86400", 60)?;
+        let waits = "whole seconds from 1 to 86400, or 0 for no limit";
+        let wait_timeout = seconds(get, "FERROGIN_WAIT_TIMEOUT", 0..=TIMEOUT_MAX, waits, 60)?;
+        let intervals = "whole seconds from 1 to 60";
+        let interval = seconds(get, "FERROGIN_METRICS_INTERVAL", 1..=METRICS_INTERVAL_MAX, intervals, 5)?;
+        let text = |name: &'static str, allowed, default| match get(name).map(OsString::into_string).transpose() {
             Ok(text) => Ok(text),
-            Err(value) => Err(error(name, value, limits)),
+            Err(value) => Err(error(name, value, allowed, default)),
         };
         Ok(Self {
             provider,
@@ -147,7 +147,7 @@ impl Config {
             timeout,
             wait_timeout,
             trace: get("FERROGIN_TRACE").map(PathBuf::from),
-            metrics: text("FERROGIN_METRICS", ("a path in UTF-8", "of no file"))?,
+            metrics: text("FERROGIN_METRICS", "a path in UTF-8", "of no file")?,
             metrics_interval: interval,
             unknown: Vec::new(),
         })
@@ -170,7 +170,7 @@ fn choice<T: Copy>(
 ) -> Result<T, ConfigError> {
     let Some(value) = get(variable) else { return Ok(table[0].1) };
     let found = table.iter().find(|(name, _)| value.to_str() == Some(name));
-    found.map(|(_, choice)| *choice).ok_or_else(|| error(variable, value, (allowed, table[0].0)))
+    found.map(|(_, choice)| *choice).ok_or_else(|| error(variable, value, allowed, table[0].0))
 }
 
 /// Reads a number of seconds in `valid`, or returns the default.
@@ -178,15 +178,16 @@ fn seconds(
     get: impl Fn(&str) -> Option<OsString>,
     variable: &'static str,
     valid: RangeInclusive<u64>,
-    (allowed, default, default_text): (&'static str, u64, &'static str),
+    allowed: &'static str,
+    default: u64,
 ) -> Result<Duration, ConfigError> {
     let Some(value) = get(variable) else { return Ok(Duration::from_secs(default)) };
     let number = value.to_str().and_then(|text| text.parse::<u64>().ok()).filter(|number| valid.contains(number));
-    number.map(Duration::from_secs).ok_or_else(|| error(variable, value, (allowed, default_text)))
+    number.map(Duration::from_secs).ok_or_else(|| error(variable, value, allowed, default))
 }
 
-fn error(variable: &'static str, value: OsString, (allowed, default): (&'static str, &'static str)) -> ConfigError {
-    ConfigError { variable, value: value.to_string_lossy().into_owned(), allowed, default }
+fn error(variable: &'static str, value: OsString, allowed: &'static str, default: impl ToString) -> ConfigError {
+    ConfigError { variable, value: value.to_string_lossy().into_owned(), allowed, default: default.to_string() }
 }
 
 #[cfg(test)]

@@ -167,7 +167,7 @@ impl Context {
         let registered = registered.collect::<Result<Vec<_>, _>>()?;
 
         let signal_memory =
-            shape.n_words.map(|words| SignalMemory::allocate(coll, &used, (shape.n_contexts, words))).transpose()?;
+            shape.n_words.map(|words| SignalMemory::allocate(coll, &used, shape.n_contexts, words)).transpose()?;
 
         let (mut contexts, mut parts, mut inboxes) = (Vec::new(), Vec::new(), Vec::new());
         let mut next = CounterOffsets { completed: layout.completed(), errors: COUNTER_STRIDE };
@@ -175,7 +175,7 @@ impl Context {
             let at = id % rails.len();
             let rail = &rails[at];
             // SAFETY: `Context` drops its endpoints before its memory (field order), and the memory has room for all contexts' counters.
-            let context = unsafe { OneContext::open(coll, (rail, &infos[at]), shape, &memory, &mut next) }?;
+            let context = unsafe { OneContext::open(coll, rail, &infos[at], shape, &memory, &mut next) }?;
             let mut addresses = context.addresses()?;
             let mut signals = EmulatedPeer::default();
             if let (Some(memory), Some(words)) = (&signal_memory, shape.n_words) {

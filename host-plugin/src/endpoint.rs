@@ -141,8 +141,23 @@ fn location<'a>(buffer: &'a dyn DeviceBuffer, offset: usize) -> Location<'a> {
     }
 }
 
+/// How to open an endpoint.
+#[derive(Clone, Copy)]
+pub struct EndpointOptions<'a> {
+    /// The provider, which says how queues are mapped for kernels.
+    pub provider: Provider,
+    /// Who adds signals to their words.
+    pub signals: Signals,
+    /// The role.
+    pub role: Role,
+    /// The card, with the options of this queue pair.
+    pub info: &'a Info,
+    /// Requests in flight.
+    pub depth: usize,
+}
+
 impl Endpoint {
-    /// Opens, binds and enables an endpoint with `info`, for `depth` requests in flight.
+    /// Opens, binds and enables an endpoint.
     ///
     /// # Errors
     /// A libfabric call fails, or the device can't map the queues for kernels.
@@ -152,11 +167,11 @@ impl Endpoint {
     pub unsafe fn open(
         rail: &Rail,
         device: &dyn Device,
-        (provider, signals): (Provider, Signals),
-        (role, info, depth): (Role, &Info, usize),
+        options: EndpointOptions<'_>,
         memory: CounterMemory<'_>,
         offsets: CounterOffsets,
     ) -> Result<Self, Error> {
+        let EndpointOptions { provider, signals, role, info, depth } = options;
         let failed = |what: &str| Error::fabric(format!("{what} of endpoint {role} on card {}", rail.name()));
         let errors = location(memory.shared, offsets.errors);
         let completed = location(memory.card, offsets.completed);

@@ -84,10 +84,10 @@ fn check_host_sq<const N: usize>(case: &Value) {
     // Host providers' doorbells have 16 bits, so none has this value.
     let db = Doorbell::new(u32::MAX);
     only_fields(&case["start"], &["pc", "phase"]);
-    let start = (u16_of(&case["start"], "pc"), u32_of(&case["start"], "phase"));
+    let (pc, phase) = (u16_of(&case["start"], "pc"), u32_of(&case["start"], "phase"));
     let max_batch = u32_of(case, "max_batch");
     // SAFETY: the ring and the doorbell outlive the queue, and nothing else writes to them.
-    let queue = unsafe { HostSq::<N>::new(ring.as_ptr(), db.as_ptr(), entries, max_batch, flavour, start) };
+    let queue = unsafe { HostSq::<N>::new(ring.as_ptr(), db.as_ptr(), entries, max_batch, flavour, pc, phase) };
     let mut queue = queue.expect("legal sizes");
     let mut all = Vec::new();
     for step in list(case, "steps") {

@@ -359,9 +359,9 @@ proptest! {
         let db = Doorbell::new(u32::MAX);
         let flavour = if libfabric { Flavour::Libfabric } else { Flavour::RdmaCore };
         let phase_of = |number: u64| (number >> log_entries) & 1 != 0;
-        let at = (start as u16, phase_of(start).into());
+        let (pc, phase) = (start as u16, phase_of(start).into());
         // SAFETY: the ring and the doorbell outlive the queue, and nothing else writes to them.
-        let queue = unsafe { HostSq::<NARROW>::new(ring.as_ptr(), db.as_ptr(), entries as u32, max_batch, flavour, at) };
+        let queue = unsafe { HostSq::<NARROW>::new(ring.as_ptr(), db.as_ptr(), entries as u32, max_batch, flavour, pc, phase) };
         let mut queue = queue.expect("legal sizes");
         let mut placed = start;
         for n in lists {

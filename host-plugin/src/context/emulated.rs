@@ -5,7 +5,7 @@ use crate::device::{self, DeviceBuffer, Use};
 use crate::error::Error;
 use crate::memory::region_of;
 use crate::rail::Rail;
-use crate::signal_proxy::inbox::{DEPTH, Inbox, InboxMemory};
+use crate::signal_proxy::inbox::{DEPTH, Inbox, InboxMemory, SignalCard};
 use crate::signal_proxy::{self, Served};
 use ferrogin_ffi::signals::{Generation, Message, Receiver};
 use ferrogin_libfabric::{Info, MemoryRegion, bindings};
@@ -32,11 +32,7 @@ impl SignalMemory {
     /// # Errors
     /// A card lacks what emulated signals need, or refuses the memory; the device is out of memory.
     #[allow(unsafe_code)]
-    pub fn allocate(
-        coll: &CollComm,
-        rails: &[&Arc<Rail>],
-        (n_contexts, n_signals): (usize, usize),
-    ) -> Result<Self, Error> {
+    pub fn allocate(coll: &CollComm, rails: &[&Arc<Rail>], n_contexts: usize, n_signals: usize) -> Result<Self, Error> {
         let infos = rails.iter().map(|rail| Inbox::info(&coll.plugin.query, rail)).collect::<Result<_, _>>()?;
         let words = (n_contexts * DEPTH * Message::BYTES).next_multiple_of(device::page_size());
         let len = words + n_contexts * stride(n_signals);
@@ -80,8 +76,9 @@ impl SignalMemory {
             region: self.regions[at].clone(),
             words: self.words_of(id),
         };
-        let card = (&*coll.rails[at], coll.plugin.config.provider.name(), &self.infos[at]);
-        Inbox::open(card, &coll.device, &coll.signal_windows, (coll.rank, id, receiver), memory)
+        let provider = coll.plugin.config.provider.name();
+        let card = SignalCard { rail: &coll.rails[at], provider, info: &self.infos[at] };
+        Inbox::open(card, &coll.device, &coll.signal_windows, coll.rank, id, receiver, memory)
     }
 }
 

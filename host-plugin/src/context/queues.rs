@@ -4,7 +4,7 @@
 use super::shape::Shape;
 use crate::address::EndpointAddress;
 use crate::comm::CollComm;
-use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, Role, floor_power_of_two};
+use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, EndpointOptions, Role, floor_power_of_two};
 use crate::error::Error;
 use crate::log::first_time;
 use crate::memory::ContextMemory;
@@ -36,7 +36,8 @@ impl OneContext {
     /// `memory` must outlive the result, and have room from `next` on that only these endpoints' counters use.
     pub unsafe fn open(
         coll: &CollComm,
-        (rail, info): (&Rail, &RailInfo),
+        rail: &Rail,
+        info: &RailInfo,
         shape: &Shape,
         memory: &ContextMemory,
         next: &mut CounterOffsets,
@@ -44,13 +45,13 @@ impl OneContext {
         let mut endpoints = Vec::with_capacity(shape.endpoints());
         for role in Role::all(shape.n_counters, shape.n_signals) {
             let (info, depth) = info.of(role);
+            let (provider, signals) = (coll.plugin.config.provider, coll.plugin.config.signals);
+            let options = EndpointOptions { provider, signals, role, info, depth: *depth };
             let offsets = *next;
             next.completed += COUNTER_STRIDE * if matches!(role, Role::Signal(_)) { 2 } else { 1 };
             next.errors += COUNTER_STRIDE;
-            let kind = (coll.plugin.config.provider, coll.plugin.config.signals);
             // SAFETY: the caller keeps the memory. Both offsets advance with each endpoint, so no two counters share memory.
-            let endpoint =
-                unsafe { Endpoint::open(rail, &*coll.device, kind, (role, info, *depth), memory.counters(), offsets) };
+            let endpoint = unsafe { Endpoint::open(rail, &*coll.device, options, memory.counters(), offsets) };
             let endpoint = endpoint?;
             if shape.layout == Layout::V1 && !endpoint.request_ids_64() && first_time(SHORT_IDS, &rail.name()) {
                 crate::info!(

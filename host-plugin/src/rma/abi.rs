@@ -114,7 +114,7 @@ fn create(handle_of_comm: Handle, config: Result<RmaConfigV14, Error>, ctx: *mut
     let ctx = Out::new(ctx, "rmaCtx")?;
     ctx.set(std::ptr::null_mut());
     let comm = registry::get::<RmaComm>(handle_of_comm, Kind::RmaComm)?;
-    let context = Context::create(&comm.ranks, (&comm.registered, &comm.retired), handle_of_comm, &config?)?;
+    let context = Context::create(&comm.ranks, &comm.registered, &comm.retired, handle_of_comm, &config?)?;
     let handle = kept(Kind::RmaContext, registry::insert_owned(Kind::RmaContext, context))?;
     if !comm.contexts.add(handle) {
         destroy(handle)?;
@@ -146,11 +146,11 @@ unsafe extern "C" fn create_context_v13(
     })
 }
 
-fn register(comm: Handle, (data, size): (Handle, usize), source: Source, mhandle: *mut Handle) -> Result<(), Error> {
+fn register(comm: Handle, data: Handle, size: usize, source: Source, mhandle: *mut Handle) -> Result<(), Error> {
     let mhandle = Out::new(mhandle, "mhandle")?;
     mhandle.set(std::ptr::null_mut());
     let comm = registry::get::<RmaComm>(comm, Kind::RmaComm)?;
-    let memory = Memory::register(&comm.ranks, &comm.registered, (data, size), source)?;
+    let memory = Memory::register(&comm.ranks, &comm.registered, data, size, source)?;
     let number = memory.number;
     let handle = keep(Kind::RmaMemory, memory).inspect_err(|_| comm.registered.remove(number))?;
     if !comm.memories.add(handle) {
@@ -171,7 +171,7 @@ macro_rules! registrations {
         ) -> nccl::Result {
             guard("RMA regMrSym", || {
                 $(Out::new($gin_handle, "ginHandle")?.set(std::ptr::null_mut());)?
-                register(comm, (data, size), Source { ptr_type, flags, dma_buf: None }, mhandle)
+                register(comm, data, size, Source { ptr_type, flags, dma_buf: None }, mhandle)
             })
         }
 
@@ -182,7 +182,7 @@ macro_rules! registrations {
         ) -> nccl::Result {
             guard("RMA regMrSymDmaBuf", || {
                 $(Out::new($gin_handle, "ginHandle")?.set(std::ptr::null_mut());)?
-                register(comm, (data, size), Source { ptr_type, flags, dma_buf: Some((fd, offset)) }, mhandle)
+                register(comm, data, size, Source { ptr_type, flags, dma_buf: Some((fd, offset)) }, mhandle)
             })
         }
     )*};

@@ -78,7 +78,8 @@ impl Context {
     /// The configuration is invalid; a card refuses; another rank failed or has a different configuration.
     pub fn create(
         ranks: &Arc<Ranks>,
-        (registered, retired): (&Arc<Registered>, &Arc<RetiredContexts>),
+        registered: &Arc<Registered>,
+        retired: &Arc<RetiredContexts>,
         comm: *mut c_void,
         config: &RmaConfigV14,
     ) -> Result<Self, Error> {
@@ -122,7 +123,7 @@ impl Context {
         };
         let ((mut lanes, ..), blocks, number) = ranks.agree_in_order(Step::CreateContext, |_| opened, part)?;
         let peers = blocks.iter().enumerate().map(|(rank, block)| {
-            Peer::parse(block, (contexts, number, ranks.rails.len())).ok_or_else(|| {
+            Peer::parse(block, contexts, number, ranks.rails.len()).ok_or_else(|| {
                 Error::Usage(format!(
                     "rank {rank} and this rank create different contexts in the same call: all ranks must create the \
                      same contexts in the same order, with the same ferrogin"
@@ -163,7 +164,7 @@ pub(super) struct Peer {
 }
 
 impl Peer {
-    fn parse(block: &[u8], (contexts, number, rails): (usize, u32, usize)) -> Option<Self> {
+    fn parse(block: &[u8], contexts: usize, number: u32, rails: usize) -> Option<Self> {
         let (head, rest) = WireContext::ref_from_prefix(block).ok()?;
         let (addresses, retired) = <[Address]>::ref_from_prefix_with_elems(rest, rails).ok()?;
         let retired = <[U32]>::ref_from_bytes(retired).ok()?;
@@ -195,17 +196,18 @@ mod tests {
     #[test]
     fn block_of_another_call_is_refused() {
         let here = [7; size_of::<Address>()];
-        let peer = Peer::parse(&block(3, 7, &[here, here], &[1, 4]), (3, 7, 2)).unwrap();
+        let peer = Peer::parse(&block(3, 7, &[here, here], &[1, 4]), 3, 7, 2).unwrap();
         assert_eq!((peer.addresses, peer.token), (vec![here; 2], 9));
         assert_eq!(peer.retired.into_iter().collect::<Vec<_>>(), [1, 4]);
-        for (bytes, wanted) in [
+        for (bytes, (contexts, number, rails)) in [
             (block(3, 8, &[here], &[]), (3, 7, 1)),
             (block(2, 7, &[here], &[]), (3, 7, 1)),
             (block(3, 7, &[here], &[]), (3, 7, 2)),
             (block(3, 7, &[here], &[5])[..87].to_vec(), (3, 7, 1)),
             (Vec::new(), (3, 7, 0)),
         ] {
-            assert!(Peer::parse(&bytes, wanted).is_none(), "{wanted:?}");
+            let peer = Peer::parse(&bytes, contexts, number, rails);
+            assert!(peer.is_none(), "{contexts} contexts, number {number}, {rails} rails");
         }
     }
 }

@@ -145,7 +145,7 @@ impl Engine {
                 let cards = ranks.rails.iter().map(Rail::name);
                 metrics.rma_context(cards.zip(lanes.iter().map(|lane| lane.counts.clone())))
             }),
-            inbound: Inbound::new((rank, nranks), contexts, immediate, tokens[rank], registered, counts),
+            inbound: Inbound::new(rank, nranks, contexts, immediate, tokens[rank], registered, counts),
             ranks,
             contexts,
             memories: BTreeMap::new(),

@@ -64,7 +64,8 @@ pub struct Inbound {
 impl Inbound {
     /// Creates the streams of `contexts` contexts to rank `rank` of `nranks`, whose messages carry `token`.
     pub fn new(
-        (rank, nranks): (usize, usize),
+        rank: usize,
+        nranks: usize,
         contexts: usize,
         immediate: Immediate,
         token: u64,

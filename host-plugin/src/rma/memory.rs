@@ -104,7 +104,8 @@ impl Memory {
     pub fn register(
         ranks: &Ranks,
         registered: &Registered,
-        (data, size): (*mut c_void, usize),
+        data: *mut c_void,
+        size: usize,
         source: Source,
     ) -> Result<Arc<Self>, Error> {
         // Invalid arguments fail here, before the exchange, so that they don't fail the other ranks.
@@ -153,7 +154,7 @@ impl Memory {
 
     /// Returns memory of rank 0 without a card, which only signals reach.
     #[cfg(test)]
-    pub fn of_rank_0(number: u32, (base, size): (u64, u64), by_card: bool) -> Arc<Self> {
+    pub fn of_rank_0(number: u32, base: u64, size: u64, by_card: bool) -> Arc<Self> {
         let (own, peers, sums) = (Peer { base, size, keys: Vec::new() }, OnceLock::new(), by_card.then(Mutex::default));
         Arc::new(Self { number, comm: 0, adds: Adds::Cpu, own, peers, sums, _mapping: None, regions: Vec::new() })
     }

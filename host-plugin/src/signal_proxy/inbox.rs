@@ -119,6 +119,17 @@ impl Refusals {
     }
 }
 
+/// The card that an inbox's signals come through.
+#[derive(Clone, Copy)]
+pub struct SignalCard<'a> {
+    /// The rail.
+    pub rail: &'a Rail,
+    /// libfabric's name of the provider.
+    pub provider: &'a str,
+    /// What [`Inbox::info`] returned for the rail.
+    pub info: &'a Info,
+}
+
 impl Inbox {
     /// Returns the info to open an inbox on a rail with.
     ///
@@ -140,17 +151,20 @@ impl Inbox {
         Ok(info)
     }
 
-    /// Opens the queue pair with `info`, which lets writes with immediate data take receives, and posts all receives.
+    /// Opens the card's queue pair for signals to context `context` of rank `rank`, which lets writes with immediate data take receives, and posts all receives.
     ///
     /// # Errors
     /// A libfabric call fails, or the card's rings have an invalid size.
     pub fn open(
-        (rail, provider, info): (&Rail, &str, &Info),
+        card: SignalCard<'_>,
         device: &Arc<dyn Device>,
         windows: &Arc<Windows>,
-        (rank, context, receiver): (usize, usize, Receiver),
+        rank: usize,
+        context: usize,
+        receiver: Receiver,
         memory: InboxMemory,
     ) -> Result<Self, Error> {
+        let SignalCard { rail, provider, info } = card;
         let failed = |what: &str| Error::fabric(format!("{what} for signals on card {}", rail.name()));
         let size = DEPTH.max(info.tx_size());
         let cq = CompletionQueue::open_to_wait(&rail.domain, provider, size, fi_cq_format::FI_CQ_FORMAT_DATA);

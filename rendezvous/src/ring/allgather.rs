@@ -175,7 +175,7 @@ impl Ring {
 
     /// Returns the error for a frame that `rank` mustn't send now. A neighbour that aborted this allgather in another step made another
     /// call.
-    fn aborted(&self, frame: Frame, rank: usize, (step, sequence): (Step, u32)) -> RingError {
+    fn aborted(&self, frame: Frame, rank: usize, step: Step, sequence: u32) -> RingError {
         let origin = frame.origin as usize;
         match frame.kind {
             FrameKind::Abort if frame.sequence == sequence && frame.step != step as u16 => {
@@ -236,7 +236,7 @@ impl Ring {
         }
         // A neighbour that failed in a later allgather has done its part of the earlier ones.
         if let Some((head, rank)) = self.later_abort.take_if(|(head, _)| !is_later(head.sequence, sequence)) {
-            return Err(self.aborted(head, rank, (step, sequence)));
+            return Err(self.aborted(head, rank, step, sequence));
         }
         let mut waited = Wait::new(began);
         let mut received = 0;
@@ -287,7 +287,7 @@ impl Ring {
             let limit = if received == 0 || is_done { self.timeout } else { answer_limit(self.timeout) };
             if waited.silence(now, heard) >= limit || self.is_clock_passed() {
                 if let Some((head, rank)) = self.later_abort.take() {
-                    return Err(self.aborted(head, rank, (step, sequence)));
+                    return Err(self.aborted(head, rank, step, sequence));
                 }
                 return Err(self.timed_out(if is_done { next } else { prev }, step, limit));
             }
@@ -352,7 +352,7 @@ impl Ring {
                     _ if head.is_abort() && is_later(head.sequence, sequence) => {
                         self.keep_later_abort(head, side, rank, now);
                     }
-                    _ => return Err(self.aborted(head, rank, (step, sequence))),
+                    _ => return Err(self.aborted(head, rank, step, sequence)),
                 }
             }
         }

@@ -28,11 +28,11 @@ impl Receiver {
     fn new() -> Self {
         let memory = Box::new([const { AtomicU64::new(0) }; 3 * WORDS]);
         let registered = Arc::new(Registered::default());
-        let place = (memory[WORDS].as_ptr() as u64, 8 * WORDS as u64);
-        registered.add(Memory::of_rank_0(MEMORY, place, false));
-        registered.add(Memory::of_rank_0(BY_CARD, place, true));
+        let (base, size) = (memory[WORDS].as_ptr() as u64, 8 * WORDS as u64);
+        registered.add(Memory::of_rank_0(MEMORY, base, size, false));
+        registered.add(Memory::of_rank_0(BY_CARD, base, size, true));
         let immediate = Immediate::new(RANKS, CONTEXTS).unwrap();
-        Self { memory, inbound: Inbound::new((0, RANKS), CONTEXTS, immediate, TOKEN, registered, Arc::default()) }
+        Self { memory, inbound: Inbound::new(0, RANKS, CONTEXTS, immediate, TOKEN, registered, Arc::default()) }
     }
 
     fn take(&mut self, record: Record) -> Option<Notice> {
