@@ -7,14 +7,16 @@
 use crate::core::{Core, Fault};
 use crate::error::TrapKind;
 use crate::mbarrier::Mbarriers;
-use crate::stores::Copy;
+use crate::stores::BulkCopy;
 use std::collections::VecDeque;
 
 /// The most stores that bulk copies don't see yet.
 const MAX: usize = 256;
 
-/// One copy in `SOON` happens soon: with a chance of one in `SOON` per turn of its block, and the others one in `LAZY`. Powers of two.
+/// One copy in `SOON` happens soon: with a chance of one in `SOON` per turn of its block, and the others one in `LAZY`, or `IDLE`
+/// when all threads wait. Powers of two.
 const SOON: u64 = 4;
+const IDLE: u64 = 64;
 pub const LAZY: u64 = 2048;
 
 /// A store to shared memory that bulk copies don't see yet.
@@ -29,7 +31,7 @@ struct Unseen {
 }
 
 /// Adds a copy's line to a fault that comes later.
-fn named(copy: &Copy, fault: Fault) -> Fault {
+fn named(copy: &BulkCopy, fault: Fault) -> Fault {
     Fault::new(fault.kind, format!("the bulk copy of line {}: {}", copy.line, fault.cause))
 }
 
@@ -38,7 +40,7 @@ fn named(copy: &Copy, fault: Fault) -> Fault {
 pub struct Shared {
     pub bytes: Vec<u8>,
     pub mbarriers: Mbarriers,
-    pub copies: Vec<Copy>,
+    pub copies: Vec<BulkCopy>,
     /// Memory is weak, and the kernel has bulk copies.
     pub tracks: bool,
     /// Stores that bulk copies don't see yet, oldest first.
@@ -87,7 +89,7 @@ impl Shared {
     }
 
     /// Starts a copy; unless memory is weak, it happens at once.
-    pub fn start(&mut self, core: &mut Core<'_>, mut copy: Copy) -> Result<(), Fault> {
+    pub fn start(&mut self, core: &mut Core<'_>, mut copy: BulkCopy) -> Result<(), Fault> {
         copy.soon = core.weak.as_mut().is_none_or(|weak| weak.one_in(SOON));
         self.copies.push(copy);
         if core.weak.is_none() {
@@ -103,7 +105,7 @@ impl Shared {
         core.quiet = 0;
         if self.copies[at].mbarrier.is_some() {
             let copy = self.copies.swap_remove(at);
-            self.to_shared(core, &copy).map_err(|fault| named(&copy, fault))
+            self.copy_in(core, &copy).map_err(|fault| named(&copy, fault))
         } else if self.copies[at].read.is_none() {
             let bytes = self.source(core, at);
             self.copies[at].read = Some(bytes);
@@ -114,7 +116,7 @@ impl Shared {
         }
     }
 
-    fn to_shared(&mut self, core: &mut Core<'_>, copy: &Copy) -> Result<(), Fault> {
+    fn copy_in(&mut self, core: &mut Core<'_>, copy: &BulkCopy) -> Result<(), Fault> {
         let start = copy.shared as usize;
         for at in (0..copy.bytes as usize).step_by(8) {
             let address = copy.global + at as u64;
@@ -132,7 +134,7 @@ impl Shared {
 
     /// Returns what a copy to global memory reads now.
     fn source(&mut self, core: &mut Core<'_>, at: usize) -> Vec<u8> {
-        let Copy { shared, bytes, .. } = self.copies[at];
+        let BulkCopy { shared, bytes, .. } = self.copies[at];
         // The stores without a fence may have arrived.
         if core.weak.as_mut().is_some_and(|weak| weak.one_in(2)) {
             self.unseen.clear();
@@ -149,17 +151,22 @@ impl Shared {
         found
     }
 
-    /// Lets a copy happen, as time passes.
-    pub fn drift(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
+    /// Lets a copy happen, as time passes; more often if all threads wait for memory to change (`idle`).
+    pub fn drift(&mut self, core: &mut Core<'_>, idle: bool) -> Result<(), Fault> {
         let Some(weak) = &mut core.weak else { return Ok(()) };
         let at = weak.random.below(self.copies.len());
-        if weak.one_in(if self.copies[at].soon { SOON } else { LAZY }) { self.step(core, at) } else { Ok(()) }
+        let chance = match (self.copies[at].soon, idle) {
+            (true, _) => SOON,
+            (false, true) => IDLE,
+            (false, false) => LAZY,
+        };
+        if weak.one_in(chance) { self.step(core, at) } else { Ok(()) }
     }
 
     /// Lets a copy happen that a thread waits for at the mbarrier.
     pub fn hurry(&mut self, core: &mut Core<'_>, mbarrier: u32) -> Result<(), Fault> {
         let Some(weak) = &mut core.weak else { return Ok(()) };
-        let waits = |copy: &&Copy| copy.mbarrier == Some(mbarrier);
+        let waits = |copy: &&BulkCopy| copy.mbarrier == Some(mbarrier);
         let count = self.copies.iter().filter(waits).count();
         if count == 0 || !weak.one_in(2) {
             return Ok(());
@@ -171,7 +178,7 @@ impl Shared {
 
     /// Completes a thread's copies to global memory of groups before `group`; with `read`, they have at least read.
     pub fn wait(&mut self, core: &mut Core<'_>, thread: u32, group: u32, read: bool) -> Result<(), Fault> {
-        let waits = |copy: &Copy| {
+        let waits = |copy: &BulkCopy| {
             copy.thread == thread && copy.mbarrier.is_none() && copy.group < group && !(read && copy.read.is_some())
         };
         while let Some(at) = self.copies.iter().position(waits) {
@@ -202,7 +209,7 @@ impl Shared {
 
 impl Core<'_> {
     /// Writes what a copy has read to global memory.
-    pub fn copy_out(&mut self, copy: &Copy) -> Result<(), Fault> {
+    pub fn copy_out(&mut self, copy: &BulkCopy) -> Result<(), Fault> {
         self.quiet = 0;
         for (at, word) in copy.read.as_deref().unwrap_or_default().chunks_exact(8).enumerate() {
             let address = copy.global + 8 * at as u64;

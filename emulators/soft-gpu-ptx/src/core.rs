@@ -4,7 +4,7 @@ use crate::error::TrapKind;
 use crate::launch::{Statistics, Time};
 use crate::memory::{Refusal, View};
 use crate::program::Program;
-use crate::stores::{Copy, Weak};
+use crate::stores::{BulkCopy, Weak};
 
 /// Why a thread can't continue.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub struct Core<'a> {
     pub quiet: u64,
     pub weak: Option<Weak>,
     /// Bulk copies of blocks that have ended, which have read and not written yet.
-    pub copies: Vec<Copy>,
+    pub copies: Vec<BulkCopy>,
     /// The doorbells' addresses, if the launch measures the cost of calls.
     pub doorbells: Option<&'a [u64]>,
     /// Which instructions of each function have been executed, if the caller asks for them.

@@ -119,7 +119,7 @@ fn possible(kernel: &Kernel, launch: &Launch) -> Result<(), (TrapKind, String)> 
     }
     if let Some(cluster) = launch.cluster.or(kernel.required_cluster) {
         let fits = cluster.iter().all(|blocks| (1..=16).contains(blocks)) && cluster.iter().product::<u32>() <= 16;
-        if !fits || (0..3).any(|axis| launch.grid[axis] % cluster[axis] != 0) {
+        if !fits || (0..3).any(|axis| !launch.grid[axis].is_multiple_of(cluster[axis])) {
             return wrong(format!(
                 "clusters of {cluster:?} blocks in a grid of {:?}; a cluster has 1 to 16 blocks, and the grid a multiple of its size",
                 launch.grid

@@ -236,7 +236,7 @@ impl<'a> Scheduler<'a> {
         if self.core.weak.is_some() && outcome.is_ok() {
             let mut drifted = thread.buffer().drift(&mut self.core).and_then(|()| self.core.drift());
             if drifted.is_ok() && !block.shared.copies.is_empty() {
-                drifted = block.shared.drift(&mut self.core);
+                drifted = block.shared.drift(&mut self.core, self.active.is_empty());
             }
             if let Err(fault) = drifted {
                 outcome = Err(fault);

@@ -16,7 +16,7 @@ pub struct Store {
 
 /// A bulk copy under way.
 #[derive(Debug)]
-pub struct Copy {
+pub struct BulkCopy {
     pub thread: u32,
     /// The thread's group.
     pub group: u32,

@@ -88,7 +88,8 @@ impl Shape {
         }
         let cluster = self.cluster.or(kernel.required_cluster).unwrap_or([1; 3]);
         let contradicts = kernel.required_cluster.is_some_and(|required| required != cluster);
-        let whole = within(cluster, [MAX_CLUSTER; 3]) && (0..3).all(|axis| self.grid[axis] % cluster[axis] == 0);
+        let whole =
+            within(cluster, [MAX_CLUSTER; 3]) && (0..3).all(|axis| self.grid[axis].is_multiple_of(cluster[axis]));
         let size = cluster.iter().product::<u32>();
         if !whole || contradicts || size > MAX_CLUSTER {
             return Err(Code::INVALID_CLUSTER_SIZE);

@@ -1,6 +1,6 @@
 //! Gives registers that are never needed at the same time one slot, so that a thread's frame stays in the cache.
 
-use crate::code::{ALWAYS, Body, Instruction, Mbarrier, Op};
+use crate::code::{ALWAYS, Body, Instruction, Mbarrier, Op, Space};
 
 /// What an instruction does with a slot.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -19,17 +19,24 @@ fn each(i: &mut Instruction, mut visit: impl FnMut(&mut u16, Use)) {
     let (d, a, b, c, x) = match i.op {
         Op::Setp { .. } | Op::Unpack | Op::Match { .. } | Op::Elect => (Writes, Reads, Reads, Reads, Writes),
         Op::Load { .. } => (Writes, Reads, Writes, Writes, Writes),
-        Op::Store { .. } | Op::Bulk { .. } => (Reads, Reads, Reads, Reads, Reads),
-        Op::Barrier { reduce: None, .. } | Op::WarpBarrier => (Reads, Reads, Reads, Reads, Reads),
-        Op::Mbarrier { op: Mbarrier::Init | Mbarrier::Invalidate | Mbarrier::Expect, .. } => {
-            (Reads, Reads, Reads, Reads, Reads)
-        }
-        Op::Branch | Op::BranchTable | Op::Call | Op::Return | Op::Exit | Op::Trap | Op::Nanosleep | Op::Nothing => {
-            (Reads, Reads, Reads, Reads, Reads)
-        }
-        Op::Fence { .. } | Op::ProxyFence { .. } | Op::MbarrierFence | Op::BulkCommit | Op::BulkWait { .. } => {
-            (Reads, Reads, Reads, Reads, Reads)
-        }
+        Op::Store { .. }
+        | Op::Bulk { .. }
+        | Op::BulkCommit
+        | Op::BulkWait { .. }
+        | Op::Mbarrier { op: Mbarrier::Init | Mbarrier::Invalidate | Mbarrier::Expect, .. }
+        | Op::MbarrierFence
+        | Op::ProxyFence { .. }
+        | Op::Fence { .. }
+        | Op::Barrier { reduce: None, .. }
+        | Op::WarpBarrier
+        | Op::Branch
+        | Op::BranchTable
+        | Op::Call
+        | Op::Return
+        | Op::Exit
+        | Op::Trap
+        | Op::Nanosleep
+        | Op::Nothing => (Reads, Reads, Reads, Reads, Reads),
         _ => (Writes, Reads, Reads, Reads, Reads),
     };
     visit(&mut i.a, a);
@@ -131,6 +138,15 @@ fn before(i: &Instruction, needed: &mut Set) {
     });
 }
 
+/// Whether the result may arrive late under weak memory. Another use of its slot would hasten it.
+fn may_be_late(op: Op) -> bool {
+    let space = match op {
+        Op::Load { space, count: 1, .. } | Op::Atomic { space, .. } => space,
+        _ => return false,
+    };
+    matches!(space, Space::Generic | Space::Global | Space::Constant)
+}
+
 /// Numbers the slots of a body anew.
 pub fn allocate(body: &mut Body) {
     let slots = body.slots.len();
@@ -160,7 +176,7 @@ pub fn allocate(body: &mut Body) {
     // The first and last instruction at which each slot's value matters.
     let mut spans = vec![(usize::MAX, 0); slots];
     let mut cover = |slot: usize, at: usize| spans[slot] = (spans[slot].0.min(at), spans[slot].1.max(at));
-    let (mut written, mut read, mut late) = (Set::new(slots), Set::new(slots), Set::new(slots));
+    let (mut written, mut late) = (Set::new(slots), Set::new(slots));
     for (number, block) in blocks.iter().enumerate() {
         block.needed.iter().for_each(|slot| cover(slot, block.first));
         after(&blocks, number).iter().for_each(|slot| cover(slot, block.end - 1));
@@ -168,20 +184,19 @@ pub fn allocate(body: &mut Body) {
             let mut copy = body.code[at];
             each(&mut copy, |slot, what| {
                 cover(usize::from(*slot), at);
-                let seen = if what == Use::Writes { &mut written } else { &mut read };
-                seen.add(*slot);
-                if matches!(body.code[at].op, Op::Load { .. } | Op::Atomic { .. }) {
-                    late.add(*slot);
+                if what == Use::Writes {
+                    written.add(*slot);
+                    if may_be_late(body.code[at].op) {
+                        late.add(*slot);
+                    }
                 }
             });
         }
     }
     // Slot 0 stands for operands that an instruction doesn't have; constants and uninitialized registers keep their initial values.
-    // Under weak memory, another use of the slot would hasten a load or atomic whose result nobody needs.
     let fixed = |slot: usize| {
         let number = slot as u16;
-        let unread = late.has(number) && !read.has(number);
-        slot == 0 || !written.has(number) || blocks[0].needed.has(number) || unread
+        slot == 0 || !written.has(number) || blocks[0].needed.has(number) || late.has(number)
     };
     let mut new = vec![0u16; slots];
     let mut initial = vec![body.slots[0]];
@@ -214,4 +229,23 @@ pub fn allocate(body: &mut Body) {
         relocation.slot = new[usize::from(relocation.slot)];
     }
     body.slots = initial;
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::module::Module;
+
+    #[test]
+    fn registers_that_are_needed_one_after_the_other_share_slots() {
+        let mut text = String::from(
+            ".version 8.2\n.target sm_70\n.address_size 64\n.func f() {\n.reg .b32 %r<64>;\nmov.u32 %r0, 1;\n",
+        );
+        for number in 1..64 {
+            text += &format!("add.u32 %r{number}, %r{}, 1;\n", number - 1);
+        }
+        let module = Module::parse("test", &(text + "ret; }\n")).unwrap_or_else(|error| panic!("{error}"));
+        // %r0 and the constant have slots of their own, and the others take turns.
+        let slots = module.functions[0].body.as_ref().map(|body| body.slots.len());
+        assert_eq!(slots, Some(4));
+    }
 }

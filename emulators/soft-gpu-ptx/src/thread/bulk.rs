@@ -7,7 +7,7 @@ use crate::code::{Instruction, Mbarrier, Order, Scope, Space};
 use crate::core::{Core, Fault};
 use crate::error::TrapKind;
 use crate::memory::Refusal;
-use crate::stores::Copy;
+use crate::stores::BulkCopy;
 
 impl Thread {
     /// Returns the offset of an address in shared memory, which `what` needs.
@@ -26,7 +26,7 @@ impl Thread {
                 format!("{what} at {address:#x}, which is not shared memory"),
             ));
         }
-        if at % align != 0 {
+        if !at.is_multiple_of(align) {
             return Err(core.refused(Refusal::Misaligned, what, at, align));
         }
         let size = shared.bytes.len();
@@ -110,7 +110,7 @@ impl Thread {
         to_shared: bool,
     ) -> Result<(), Fault> {
         let (target, source, bytes) = (self.slot(i.a), self.slot(i.b), self.slot(i.c));
-        if bytes % 16 != 0 || bytes == 0 {
+        if !bytes.is_multiple_of(16) || bytes == 0 {
             let cause = format!("a bulk copy of {bytes} bytes; it copies a multiple of 16 bytes");
             return Err(Fault::new(TrapKind::Misaligned, cause));
         }
@@ -121,7 +121,7 @@ impl Thread {
                 .allows(address, 8, !to_shared)
                 .map_err(|refusal| core.refused(refusal, "bulk copy", address, 8))?;
         }
-        if global % 16 != 0 {
+        if !global.is_multiple_of(16) {
             return Err(core.refused(Refusal::Misaligned, "bulk copy", global, 16));
         }
         let mut mbarrier = None;
@@ -141,7 +141,8 @@ impl Thread {
         self.spin.wrote = true;
         let line = core.program.line(self.position());
         let (thread, group, bytes) = (self.index, self.group, bytes as u32);
-        shared.start(core, Copy { thread, group, line, shared: at, global, bytes, mbarrier, read: None, soon: false })
+        shared
+            .start(core, BulkCopy { thread, group, line, shared: at, global, bytes, mbarrier, read: None, soon: false })
     }
 
     /// Waits until at most `most` of the thread's last groups of bulk copies are under way.
