@@ -32,13 +32,14 @@ pub const SOFTWARE_CARD: [&str; 5] =
     ["SOFTEFA_NICS", "SOFTEFA_WIRE", "SOFTEFA_IFADDR", "SOFTEFA_FAULTS", "SOFTEFA_TRACE"];
 
 /// Settings of the software GPU.
-pub const SOFTWARE_GPU: [&str; 8] = [
+pub const SOFTWARE_GPU: [&str; 9] = [
     "SOFTGPU_DEVICES",
     "SOFTGPU_MEMORY_BYTES",
     "SOFTGPU_CAPABILITY",
     "SOFTGPU_NAME",
     "SOFTGPU_SEED",
     "SOFTGPU_MEMORY",
+    "SOFTGPU_CHECK_POSTS",
     "SOFTGPU_CPU_ACCESS",
     "SOFTGPU_WATCHDOG",
 ];

@@ -9,7 +9,7 @@ use ferrogin_ffi::settings;
 pub const AREA: &str = "setting";
 
 /// The variables whose values go into a report. A prefix is not enough: a variable with a secret may begin with NCCL_ or FI_.
-pub const VARIABLES: [&str; 55] = [
+pub const VARIABLES: [&str; 56] = [
     "FERROGIN_DEVICE",
     "FERROGIN_DIST",
     "FERROGIN_LIBFABRIC",
@@ -58,6 +58,7 @@ pub const VARIABLES: [&str; 55] = [
     "SOFTEFA_TRACE",
     "SOFTEFA_WIRE",
     "SOFTGPU_CAPABILITY",
+    "SOFTGPU_CHECK_POSTS",
     "SOFTGPU_CPU_ACCESS",
     "SOFTGPU_DEVICES",
     "SOFTGPU_MEMORY",

@@ -3,6 +3,7 @@
 use crate::error::TrapKind;
 use crate::launch::{Statistics, Time};
 use crate::memory::{Refusal, View};
+use crate::posts::Posts;
 use crate::program::Program;
 use crate::stores::{BulkCopy, Weak};
 
@@ -31,6 +32,8 @@ pub struct Core<'a> {
     pub weak: Option<Weak>,
     /// Bulk copies of blocks that have ended, which have read and not written yet.
     pub copies: Vec<BulkCopy>,
+    /// The posts, if the launch checks them.
+    pub posts: Option<Posts>,
     /// The doorbells' addresses, if the launch measures the cost of calls.
     pub doorbells: Option<&'a [u64]>,
     /// Which instructions of each function have been executed, if the caller asks for them.

@@ -38,10 +38,12 @@ pub struct Launch {
     pub watchdog: Option<Duration>,
     /// Stores leave a thread in seeded order; only fences, releases and atomics force them out.
     pub weak: bool,
+    /// Threads that post on one queue at the same time without sharing it end the kernel.
+    pub checks_posts: bool,
 }
 
 impl Launch {
-    /// Returns a launch with no dynamic shared memory, seed 0, no watchdog, and memory in program order.
+    /// Returns a launch with no dynamic shared memory, seed 0, no watchdog, memory in program order, and no check of posts.
     pub fn new(grid: [u32; 3], block: [u32; 3], parameters: Vec<u8>) -> Self {
         Self {
             grid,
@@ -54,6 +56,7 @@ impl Launch {
             time: Time::System,
             watchdog: None,
             weak: false,
+            checks_posts: false,
         }
     }
 }

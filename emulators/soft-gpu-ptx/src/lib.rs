@@ -14,6 +14,7 @@ mod memory;
 mod module;
 mod operand;
 mod parse;
+mod posts;
 mod program;
 mod random;
 mod run;

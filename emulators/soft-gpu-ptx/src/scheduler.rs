@@ -7,6 +7,7 @@ use crate::cost::Cost;
 use crate::error::{Trap, TrapKind};
 use crate::launch::{Launch, PROCESSORS, Statistics, Time};
 use crate::memory::{Memory, View};
+use crate::posts::{Poster, Posts};
 use crate::program::{Kernel, Loaded};
 use crate::random::Random;
 use crate::stores::Weak;
@@ -99,6 +100,7 @@ impl<'a> Scheduler<'a> {
             quiet: 0,
             weak: launch.weak.then(|| Weak::new(launch.seed)),
             copies: Vec::new(),
+            posts: launch.checks_posts.then(Posts::default),
             doorbells,
             executed: notes.then(|| functions.iter().map(|function| vec![false; function.body.code.len()]).collect()),
         };
@@ -231,6 +233,9 @@ impl<'a> Scheduler<'a> {
                 block.gather(index, &self.core);
             }
             return Ok(());
+        }
+        if let Some(posts) = &mut self.core.posts {
+            posts.current = Poster { block: block.place.ctaid, thread: thread.tid };
         }
         let mut outcome = thread.execute(&mut self.core, &mut block.shared, &block.place, budget);
         if self.core.weak.is_some() && outcome.is_ok() {

@@ -144,6 +144,7 @@ fn launch(handle: usize, shape: &Shape, stream: usize, arguments: &Arguments) ->
         time: Time::System,
         watchdog: settings.watchdog,
         weak: settings.weak,
+        checks_posts: settings.checks_posts,
     };
     let view = View { device: context.device };
     stream.give(move |fault| {

@@ -24,10 +24,12 @@ pub(crate) struct Settings {
     pub(crate) hidden: bool,
     /// `SOFTGPU_WATCHDOG`.
     pub(crate) watchdog: Option<Duration>,
+    /// `SOFTGPU_CHECK_POSTS=yes`.
+    pub(crate) checks_posts: bool,
 }
 
 /// The variables, and what each may be set to.
-const NAMES: [(&str, &str); 8] = [
+const NAMES: [(&str, &str); 9] = [
     ("SOFTGPU_DEVICES", "a number from 0 to 16"),
     ("SOFTGPU_MEMORY_BYTES", "a number of bytes from 2097152 (2 MiB)"),
     ("SOFTGPU_CAPABILITY", "a compute capability from 7.0 to 12.1, as 9.0"),
@@ -36,6 +38,7 @@ const NAMES: [(&str, &str); 8] = [
     ("SOFTGPU_MEMORY", "strong or weak"),
     ("SOFTGPU_CPU_ACCESS", "yes or no"),
     ("SOFTGPU_WATCHDOG", "a number of seconds, where 0 means no limit"),
+    ("SOFTGPU_CHECK_POSTS", "yes or no"),
 ];
 
 impl Settings {
@@ -76,10 +79,12 @@ impl Settings {
         if memory != "strong" && memory != "weak" {
             return Err(refused("SOFTGPU_MEMORY", &memory));
         }
-        let access = one("SOFTGPU_CPU_ACCESS").unwrap_or_else(|| "yes".to_owned());
-        if access != "yes" && access != "no" {
-            return Err(refused("SOFTGPU_CPU_ACCESS", &access));
-        }
+        let yes = |name: &str, usual: bool| match one(name).as_deref() {
+            None => Ok(usual),
+            Some("yes") => Ok(true),
+            Some("no") => Ok(false),
+            Some(text) => Err(refused(name, text)),
+        };
         let watchdog = number("SOFTGPU_WATCHDOG", 0, &|_| true)?;
         Ok(Self {
             devices: number("SOFTGPU_DEVICES", 1, &|value| value <= MAX_DEVICES as u64)? as usize,
@@ -90,8 +95,9 @@ impl Settings {
             name,
             seed: number("SOFTGPU_SEED", 0, &|_| true)?,
             weak: memory == "weak",
-            hidden: access == "no",
+            hidden: !yes("SOFTGPU_CPU_ACCESS", true)?,
             watchdog: (watchdog > 0).then(|| Duration::from_secs(watchdog)),
+            checks_posts: yes("SOFTGPU_CHECK_POSTS", false)?,
         })
     }
 }
@@ -108,7 +114,10 @@ mod tests {
     fn settings_are_read() {
         let usual = Settings::read(|_| None).unwrap();
         assert_eq!((usual.devices, usual.memory, usual.capability), (1, 16 << 30, (9, 0)));
-        assert_eq!((usual.weak, usual.watchdog, usual.seed), (false, None, 0));
+        assert_eq!((usual.weak, usual.hidden, usual.checks_posts), (false, false, false));
+        assert_eq!((usual.watchdog, usual.seed), (None, 0));
+        assert!(with("SOFTGPU_CPU_ACCESS", "no").unwrap().hidden);
+        assert!(with("SOFTGPU_CHECK_POSTS", "yes").unwrap().checks_posts);
         assert_eq!(with("SOFTGPU_DEVICES", "8").unwrap().devices, 8);
         assert_eq!(with("SOFTGPU_MEMORY_BYTES", "5000000").unwrap().memory, 4 << 20);
         assert_eq!(with("SOFTGPU_CAPABILITY", "10.3").unwrap().capability, (10, 3));
@@ -128,6 +137,7 @@ mod tests {
             ("SOFTGPU_CAPABILITY", "9.10"),
             ("SOFTGPU_MEMORY", "slow"),
             ("SOFTGPU_CPU_ACCESS", "maybe"),
+            ("SOFTGPU_CHECK_POSTS", "1"),
             ("SOFTGPU_WATCHDOG", "-1"),
             ("SOFTGPU_SEED", "x"),
         ] {

@@ -85,6 +85,11 @@ fn first_failure_on_the_software_gpu_is_explained() {
     };
     all_are_explained(command);
     fault_is_explained(command(), "a store of 1 bytes at ", 2);
+    let mut narrow = command();
+    narrow.arg("narrow").envs([("FERROGIN_RANK", "0"), ("FERROGIN_NRANKS", "1"), ("SOFTGPU_CHECK_POSTS", "yes")]);
+    let text = text(&narrow.output().expect("a process"));
+    assert!(text.contains("kernel fails, block (0, 0, 0), thread ("), "{text}");
+    assert!(text.contains(", so the two posted on one queue at the same time in a sharing mode"), "{text}");
     let _ = std::fs::remove_file(program);
     let _ = std::fs::remove_file(ptx);
 }

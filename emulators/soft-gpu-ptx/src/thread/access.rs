@@ -289,6 +289,11 @@ impl Thread {
                 }
                 _ => {
                     core.statistics.stores += 1;
+                    if order == Order::Mmio
+                        && let Some(posts) = &mut core.posts
+                    {
+                        posts.store(at, width, value)?;
+                    }
                     let done = if WEAK && core.weak.is_some() {
                         self.buffer().store(core, at, width, value, order)
                     } else {

@@ -7,6 +7,7 @@ mod bulk;
 mod cost;
 mod forms;
 mod native;
+mod posts;
 mod print;
 mod random;
 mod removals;
