@@ -42,14 +42,11 @@ EDITS = {
 
 # name: (file, pattern, which of its places, what is missing)
 DEFECTS = {
-    "ll-load-wait": (LL, r"mbarrier_wait<true>\(fullBarriers\[[^;]*;", 0, "the wait for a bulk load before its bytes are sent"),
-    "ll-store-wait": (LL, r"// Flush all stores\s*tma_store_wait<0>\(\);", 0, "the wait for bulk stores before the put that sends them"),
     "ll-store-fence": (LL, r"tma_store_fence\(\);(?=\s*if \(elect_one_sync\(\)\) \{\s*tma_store_1d\()", 0, "the proxy fence before a bulk store"),
     "ll-grid-sync": (LL, r"cg::this_grid\(\)\.sync\(\);(?=\s*completeFull)", 1, "combine's wait for the flags of all ranks"),
     "ll-flag-barrier": (LL, r"// TODO use the new sync primitive\s*asm volatile\([^;]*;[^;]*;", 0, "combine's wait for its warps' puts before the flag"),
     "ht-tail-wait": (HT, r"net\.waitSignal\(ncclCoopThread\(\), tail_signal_id, [^;]*;", 0, "dispatch's wait for other nodes' tokens"),
     "ht-chunk-wait": (HT, r"net\.waitSignal\(ncclCoopThread\(\), signal_id, [^;]*;", 0, "combine's wait for other nodes' sums"),
-    "ht-store-wait": (HT, r"cuda::ptx::cp_async_bulk_wait_group\(cuda::ptx::n32_t<0>\{\}\);(?=\s*if constexpr \(STREAMING)", 0, "the wait for bulk stores before the put that sends them"),
     "ht-store-fence": (HT, r"cuda::ptx::fence_proxy_async\(cuda::ptx::space_shared\);(?=\s*arrive_and_wait\(RED_GROUP)", 0, "the proxy fence before a bulk store"),
 }
 
