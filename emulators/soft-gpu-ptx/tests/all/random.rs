@@ -110,7 +110,7 @@ impl Small {
     }
 
     /// Converts a float of 32 bits.
-    fn from_f32(self, value: f32, saturate: bool) -> u64 {
+    fn round_f32(self, value: f32, saturate: bool) -> u64 {
         let sign = u64::from(value.is_sign_negative()) << if self.nan == 0x7f { 7 } else { 15 };
         let value = f64::from(value.abs());
         if value.is_nan() {
@@ -125,7 +125,7 @@ impl Small {
     }
 
     /// Returns the number nearest to `exact` * 2^-64.
-    fn from_exact(self, exact: i128) -> u64 {
+    fn round_exact(self, exact: i128) -> u64 {
         let sign = u64::from(exact < 0) << 15;
         let wanted = exact.unsigned_abs();
         // Exponents far from 1 aren't needed: they would not fit.
@@ -420,13 +420,14 @@ impl Program {
         let quarter = if self.random.one_in(2) { E4M3 } else { E5M2 };
         let float = |t: &State, at: usize| f32::from_bits(t.regs[1][at] as u32);
         match self.random.below(7) {
-            0 => self
-                .step(&format!("cvt.rn.{name}.f32 %h{d}, %r{a}"), |t| t.regs[0][d] = half.from_f32(float(t, a), false)),
+            0 => self.step(&format!("cvt.rn.{name}.f32 %h{d}, %r{a}"), |t| {
+                t.regs[0][d] = half.round_f32(float(t, a), false)
+            }),
             1 => self.step(&format!("cvt.rn.{name}x2.f32 %r{d}, %r{a}, %r{b}"), |t| {
-                t.regs[1][d] = half.from_f32(float(t, a), false) << 16 | half.from_f32(float(t, b), false)
+                t.regs[1][d] = half.round_f32(float(t, a), false) << 16 | half.round_f32(float(t, b), false)
             }),
             2 => self.step(&format!("cvt.rn.satfinite.{}x2.f32 %h{d}, %r{a}, %r{b}", quarter.name), |t| {
-                t.regs[0][d] = quarter.from_f32(float(t, a), true) << 8 | quarter.from_f32(float(t, b), true)
+                t.regs[0][d] = quarter.round_f32(float(t, a), true) << 8 | quarter.round_f32(float(t, b), true)
             }),
             3 => self.step(&format!("cvt.f32.{name} %r{d}, %h{a}"), |t| {
                 let (bits, value) = (t.regs[0][a], half.number(t.regs[0][a]));
@@ -481,10 +482,10 @@ impl Program {
                         true => half.nan,
                         false if value == 0.0 => sign,
                         false if value.is_infinite() => sign | (half.most + 1),
-                        false => half.from_f32(value as f32, false),
+                        false => half.round_f32(value as f32, false),
                     }
                 } else {
-                    half.from_exact(match op {
+                    half.round_exact(match op {
                         "add" => exact(x, 64) + exact(y, 64),
                         "sub" => exact(x, 64) - exact(y, 64),
                         "mul" => exact(x, 32) * exact(y, 32),
