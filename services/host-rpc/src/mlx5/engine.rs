@@ -1,7 +1,8 @@
-//! A connection's thread: posts work requests, polls completions, runs callbacks.
+//! A connection's thread: serves requests, posts work requests, polls completions, runs callbacks.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::io;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,13 +15,11 @@ use mlx5::sq::{Flags, PostError};
 use mlx5::wire::{CqeOpcode, MkeyAccess};
 use mlx5::wqe::{Data, Limits, Op, Remote, Transport, Umr, WindowType, With, WorkRequest};
 
-use super::config::{Config, ConnectError};
 use super::frame::{Frame, HEADER};
-use super::inbox::{Request, Shared};
 use super::incoming::{Incoming, Read};
 use super::memory::{ExposedPayload, ReadBuffer, Slots};
 use super::outgoing::{Exposed, Outgoing};
-use crate::{SendDone, TransportError};
+use crate::{ReceiveDone, SendDone, TransportError};
 
 /// Work requests for READs, FIN and close frames, in addition to those for messages.
 const CONTROL_REQUESTS: u32 = 64;
@@ -39,6 +38,76 @@ const SHORT_PARK: Duration = Duration::from_micros(50);
 const LONG_PARK: Duration = Duration::from_millis(1);
 /// Short parks before the long ones.
 const SHORT_PARKS: u32 = 1000;
+
+/// A connection's sizes. The two ends need not agree.
+#[derive(Debug, Clone, Copy)]
+pub struct Config {
+    /// Length of the longest message that is copied into a slot, in bytes.
+    pub eager: u32,
+    /// Number of slots for sends.
+    pub sends: u16,
+    /// Number of slots for receives.
+    pub receives: u16,
+    /// Whether to ask for compressed completions if the device supports them.
+    pub compression: bool,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self { eager: 16 << 10, sends: 64, receives: 128, compression: true }
+    }
+}
+
+/// Why a connection could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The device refused.
+    #[error(transparent)]
+    Device(#[from] DeviceError),
+    /// A size in [`Config`] is out of range.
+    #[error("{0}")]
+    Config(&'static str),
+    /// The peer is not a connection of this kind, or has another version.
+    #[error("the peer's hello is not one of this version of ferrogin; use the same release at both ends")]
+    Hello,
+    /// The exchange of hellos failed.
+    #[error("exchanging hellos with the peer failed: {0}")]
+    Exchange(#[from] io::Error),
+    /// The connection's thread did not start.
+    #[error("the thread of the connection did not start: {0}")]
+    Thread(#[source] io::Error),
+}
+
+/// A request to the engine.
+pub(super) enum Request {
+    Send(Payload, SendDone),
+    Receive(ReceiveDone),
+    Close(Instant),
+}
+
+#[derive(Default)]
+pub(super) struct Inbox {
+    pub queue: VecDeque<Request>,
+    /// The engine has ended and reads no further requests.
+    pub ended: bool,
+}
+
+#[derive(Default)]
+pub(super) struct Shared {
+    inbox: Mutex<Inbox>,
+}
+
+impl Shared {
+    pub fn inbox(&self) -> MutexGuard<'_, Inbox> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl std::fmt::Debug for Shared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Shared")
+    }
+}
 
 /// What a work request was posted for, kept until its completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,10 +8,8 @@
 //!
 //! The two ends exchange the bytes of [`Connector::hello`] by any means; [`Connector::connect_over`] exchanges them over a stream.
 
-mod config;
 mod engine;
 mod frame;
-mod inbox;
 mod incoming;
 mod memory;
 mod outgoing;
@@ -24,13 +22,12 @@ use std::time::{Duration, Instant};
 use ferrogin_channel::Payload;
 use mlx5::device::{Device, Endpoint, RawEndpoint};
 
-use self::engine::Engine;
+use self::engine::{Engine, Request, Shared};
 use self::frame::{HEADER, Hello};
-use self::inbox::{Request, Shared};
 use crate::transport::deadline_after;
 use crate::{ReceiveDone, SendDone, Transport};
 
-pub use self::config::{Config, ConnectError};
+pub use self::engine::{Config, ConnectError};
 
 /// How long a dropped connection may take to send queued messages.
 const DROP_TIMEOUT: Duration = Duration::from_secs(1);
