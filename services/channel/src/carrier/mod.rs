@@ -84,8 +84,8 @@ impl Carrier for Closed {
 
     fn flush(&mut self) {}
 
-    fn poll(&mut self, _: Instant, _: &mut Vec<Event>) -> Result<(), Error> {
-        Ok(())
+    fn poll(&mut self, _: Instant, _: &mut Vec<Event>) -> Result<bool, Error> {
+        Ok(false)
     }
 
     fn progress(&self, _: Peer) -> Progress {

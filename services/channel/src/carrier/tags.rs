@@ -74,6 +74,15 @@ struct Session {
     is_scheduled: bool,
 }
 
+impl Session {
+    /// Reports the messages that have been sent, in order.
+    fn report_sent(&mut self, events: &mut Vec<Event>) {
+        while let Some((id, body)) = self.outgoing.take_sent() {
+            events.push(Event::Sent { to: self.peer, id, body });
+        }
+    }
+}
+
 /// A hello whose sender has to prove that it has the endpoint it names.
 struct PendingHello {
     hello: Hello,
@@ -240,9 +249,7 @@ impl<E: Endpoint> Tags<E> {
         let (peer, endpoint) = (session.peer, &mut self.endpoint);
         let sent = session.outgoing.pump(endpoint).map_err(Loss::Connection);
         let posted = sent.and_then(|retry| Ok(session.incoming.pump(endpoint).map_err(Loss::Receive)? | retry));
-        while let Some((id, body)) = session.outgoing.take_sent() {
-            self.events.push(Event::Sent { to: peer, id, body });
-        }
+        session.report_sent(&mut self.events);
         match posted {
             Ok(false) => {}
             Ok(true) => self.schedule(number),
@@ -329,6 +336,7 @@ impl<E: Endpoint> Tags<E> {
             (Ok(()), Operation::SendPayload) => session.outgoing.payload_sent(id, body),
             (Ok(()), _) => return,
         }
+        session.report_sent(&mut self.events);
         self.schedule(number);
     }
 
@@ -561,10 +569,11 @@ impl<E: Endpoint> Carrier for Tags<E> {
         self.pumping = pumping;
     }
 
-    fn poll(&mut self, now: Instant, events: &mut Vec<Event>) -> Result<(), Error> {
+    fn poll(&mut self, now: Instant, events: &mut Vec<Event>) -> Result<bool, Error> {
         self.now = self.now.max(now);
         let mut completions = std::mem::take(&mut self.completions);
         let polled = self.endpoint.poll(&mut completions);
+        let is_busy = !completions.is_empty();
         completions.drain(..).for_each(|completion| self.completed(completion));
         self.completions = completions;
         self.check_timeouts();
@@ -573,7 +582,7 @@ impl<E: Endpoint> Carrier for Tags<E> {
         }
         self.retry_control();
         events.append(&mut self.events);
-        polled.and(self.failure.take().map_or(Ok(()), Err))
+        polled.and(self.failure.take().map_or(Ok(is_busy), Err))
     }
 
     fn progress(&self, peer: Peer) -> Progress {

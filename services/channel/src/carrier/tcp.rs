@@ -473,7 +473,7 @@ impl Carrier for Tcp {
         }
     }
 
-    fn poll(&mut self, now: Instant, events: &mut Vec<Event>) -> Result<(), Error> {
+    fn poll(&mut self, now: Instant, events: &mut Vec<Event>) -> Result<bool, Error> {
         self.now = now;
         let mut batch = [EpollEvent::empty(); BATCH];
         let ready = match self.ready.wait(&mut batch, EpollTimeout::ZERO) {
@@ -497,7 +497,7 @@ impl Carrier for Tcp {
         self.check_timeouts();
         self.flush();
         events.append(&mut self.events);
-        Ok(())
+        Ok(ready > 0)
     }
 
     fn progress(&self, peer: Peer) -> Progress {

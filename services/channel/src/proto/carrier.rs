@@ -127,8 +127,8 @@ pub(crate) trait Carrier: Send + 'static {
     fn read(&mut self, from: Peer, buffer: Vec<u8>);
     /// Sends what was held back to travel together.
     fn flush(&mut self);
-    /// Makes progress at the time `now` and appends the events.
-    fn poll(&mut self, now: Instant, events: &mut Vec<Event>) -> Result<(), Error>;
+    /// Makes progress at the time `now` and appends the events. True if anything happened, even without an event.
+    fn poll(&mut self, now: Instant, events: &mut Vec<Event>) -> Result<bool, Error>;
     /// How far the messages of a peer have got.
     fn progress(&self, peer: Peer) -> Progress;
     /// Finds a message of the peer that has begun and makes no progress for `limit` and the time that its transfer may take.

@@ -239,16 +239,17 @@ impl Engine {
         self.abort_with(channel, error, Reason::Violation);
     }
 
-    /// Makes progress; true if the carrier had events. With `now`, also runs the timers.
+    /// Makes progress; true if anything happened at the carrier. With `now`, also runs the timers.
     pub fn poll(&mut self, now: Option<Instant>) -> bool {
         if self.ended.is_some() {
             return false;
         }
         let mut events = std::mem::take(&mut self.events);
-        if let Err(error) = self.carrier.poll(now.unwrap_or(self.now), &mut events) {
+        let polled = self.carrier.poll(now.unwrap_or(self.now), &mut events);
+        let is_busy = polled.as_ref().is_ok_and(|is_busy| *is_busy) || !events.is_empty();
+        if let Err(error) = polled {
             self.stop(&ChannelError::Endpoint(error));
         }
-        let busy = !events.is_empty();
         for event in events.drain(..) {
             self.event(event);
         }
@@ -262,7 +263,7 @@ impl Engine {
             self.timers(now);
             self.carrier.flush();
         }
-        busy
+        is_busy
     }
 
     fn event(&mut self, event: Event) {

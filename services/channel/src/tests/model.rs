@@ -1,6 +1,7 @@
 //! Random programs on channels, checked by an oracle: every message arrives once, whole and in order; callbacks run in order.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -120,12 +121,15 @@ pub fn write(engine: &mut Engine, number: u32, end: &Shared, which: usize) {
     );
 }
 
+/// Numbers of reads, which differ even between channels, as a reactor's do.
+static TICKETS: AtomicU64 = AtomicU64::new(1 << 32);
+
 pub fn read(engine: &mut Engine, number: u32, end: &Shared) -> u64 {
     let at = count_up(&mut end.lock().unwrap().asked);
-    let of_call = Arc::clone(end);
+    let (of_call, ticket) = (Arc::clone(end), TICKETS.fetch_add(1, Ordering::Relaxed));
     engine.read(
         number,
-        (1 << 32) + at,
+        ticket,
         Vec::new(),
         Box::new(move |result| {
             let mut end = of_call.lock().unwrap();
@@ -136,7 +140,7 @@ pub fn read(engine: &mut Engine, number: u32, end: &Shared) -> u64 {
             }
         }),
     );
-    (1 << 32) + at
+    ticket
 }
 
 /// Reads until every message written at either end of a channel has arrived.

@@ -68,9 +68,9 @@ impl<E: Endpoint> Tags<E> {
             self.suspected_tag = None;
             self.receive_unknown(index);
         } else {
-            for session in self.sessions.iter().flatten() {
-                let Some(number) = self.peers[session.peer.0 as usize].session else { continue };
-                let token = token(Operation::PeekUnknown, number, index as u32);
+            for (number, session) in self.sessions.iter().enumerate() {
+                let Some(session) = session else { continue };
+                let token = token(Operation::PeekUnknown, number as u32, index as u32);
                 self.endpoint.peek(Some(session.addr), Pattern { tag, ignore: 0 }, token);
             }
         }
