@@ -3,7 +3,7 @@
 //! An allocator gives memory of this size back to the system and maps it anew each time, and the system clears every page; for 1 MiB that
 //! takes longer than moving the message. So a reader can return the buffer of a message it has read. There is one pool per process.
 
-use std::sync::{Mutex, PoisonError};
+use parking_lot::Mutex;
 
 /// Capacity in bytes of the shortest buffer that the pool keeps.
 const SHORTEST: usize = 64 << 10;
@@ -19,7 +19,7 @@ pub fn recycle(memory: Vec<u8>) {
     if !(SHORTEST..=CAPACITY / 4).contains(&memory.capacity()) {
         return;
     }
-    let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut pool = POOL.lock();
     pool.push(memory);
     let mut bytes: usize = pool.iter().map(Vec::capacity).sum();
     let mut old = Vec::new();
@@ -38,7 +38,7 @@ pub(crate) fn take(len: usize) -> Option<Vec<u8>> {
     if len < SHORTEST {
         return None;
     }
-    let mut pool = POOL.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut pool = POOL.lock();
     // The newest buffer is the most likely to be in a cache.
     let at = pool.iter().rposition(|memory| (len..=4 * len).contains(&memory.capacity()))?;
     Some(pool.remove(at))

@@ -2,9 +2,11 @@
 
 use std::future::Future;
 use std::pin::Pin;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::ChannelError;
 use crate::shared::Shared;
@@ -47,7 +49,7 @@ struct Slot<T> {
 
 impl<T> Slot<T> {
     fn state(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     /// Records the operation's result and wakes the waiter.
@@ -147,16 +149,13 @@ impl<T: Send + 'static> Pending<T> {
             if shared.upgrade().is_some_and(|shared| shared.is_own_thread()) {
                 return Some(Err(ChannelError::OwnThread { peer: Arc::clone(peer) }));
             }
-            state = match deadline {
-                None => self.slot.ready.wait(state).unwrap_or_else(PoisonError::into_inner),
+            match deadline {
+                None => self.slot.ready.wait(&mut state),
+                Some(deadline) if Instant::now() >= deadline => return None,
                 Some(deadline) => {
-                    let left = deadline.saturating_duration_since(Instant::now());
-                    if left.is_zero() {
-                        return None;
-                    }
-                    self.slot.ready.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
+                    self.slot.ready.wait_until(&mut state, deadline);
                 }
-            };
+            }
         }
     }
 }

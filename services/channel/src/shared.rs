@@ -6,13 +6,14 @@
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, TryLockError};
+use std::sync::{self, OnceLock, PoisonError, TryLockError};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 use std::{io, mem};
 
 use nix::poll::{PollFd, PollFlags, ppoll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
+use parking_lot::{Mutex, MutexGuard};
 
 use crate::Payload;
 use crate::parker::Parker;
@@ -39,7 +40,8 @@ pub(crate) fn run(callbacks: impl Iterator<Item = Callback>) {
 
 /// The engine and the inbox.
 pub(crate) struct Shared {
-    engine: Mutex<Engine>,
+    /// Poisoned by a panic, which ends all channels.
+    engine: sync::Mutex<Engine>,
     /// Requests, in order. Only the holder of the engine's lock empties it.
     inbox: Mutex<Vec<Request>>,
     /// Whether the inbox has requests.
@@ -60,7 +62,7 @@ impl Shared {
     /// If no eventfd can be opened.
     pub fn new(engine: Engine) -> io::Result<Self> {
         Ok(Self {
-            engine: Mutex::new(engine),
+            engine: sync::Mutex::new(engine),
             inbox: Mutex::new(Vec::new()),
             has_requests: AtomicBool::new(false),
             parker: Parker::new(),
@@ -72,7 +74,7 @@ impl Shared {
         })
     }
 
-    pub fn engine(&self) -> MutexGuard<'_, Engine> {
+    pub fn engine(&self) -> sync::MutexGuard<'_, Engine> {
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -94,7 +96,7 @@ impl Shared {
     }
 
     fn inbox(&self) -> MutexGuard<'_, Vec<Request>> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inbox.lock()
     }
 
     pub fn has_requests(&self) -> bool {
