@@ -47,7 +47,7 @@ fn compiled(root: &Path, out: &Path) -> Result<String, String> {
     watch(&tool("RUSTC"));
     let compiler = &Compiler::all((tool("RUSTC"), tool("CARGO")))?[0];
     let module = compiler.compile(root, &out.join("nvptx64"), compile::PACKAGE)?;
-    Ok(compile::with_provenance(&module, compile::source_hash(root, &compile::SOURCES)?, &compiler.version))
+    Ok(compile::with_provenance(&module.ptx, None, compile::source_hash(root, &compile::SOURCES)?, &compiler.version))
 }
 
 /// Has cargo rerun this script when a compiler that can build the PTX appears or goes away: rustup's rust-src component, or Debian's Rust.

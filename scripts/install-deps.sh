@@ -11,6 +11,8 @@ cross=()
 rust=()
 # clang, which compiles ferrogin/gin.cuh for the scenarios; not every system has this release.
 clang=()
+# The assembler that makes the checked-in bitcode.
+assembler=()
 
 has_library() { ldconfig -p 2>/dev/null | grep -q "$1 "; }
 PATH=$PATH:/sbin:/usr/sbin
@@ -53,6 +55,7 @@ if [ "$purpose" = check ]; then
   # True if this compiler has std's source.
   has_source() { [ -f "$("$1" --print sysroot 2>/dev/null)/lib/rustlib/src/rust/library/core/src/lib.rs" ]; }
   made_by=$(sed -n 's|^// compiler: ||p;20q' "$(dirname "$0")/../device-kernels/ptx/ferrogin_device.ptx")
+  command -v llvm-as-19 >/dev/null || assembler=(llvm-19)
   if ! { [ "$(rustc --version 2>/dev/null)" = "$made_by" ] && has_source rustc; } &&
      ! { [ -x /usr/bin/cargo ] && has_source /usr/bin/rustc; }; then
     rust=(rustc-web cargo-web rust-web-src)
@@ -65,7 +68,7 @@ if ! command -v cargo >/dev/null; then
 fi
 
 missing=("${required[@]}" "${wanted[@]}")
-optional=("${cross[@]}" "${rust[@]}" "${clang[@]}")
+optional=("${cross[@]}" "${rust[@]}" "${clang[@]}" "${assembler[@]}")
 [ $((${#missing[@]} + ${#optional[@]})) -eq 0 ] && exit 0
 
 no_rust='without a Rust that has the source of std, the test of the PTX compares the hash of the sources and skips the bytes'
@@ -97,6 +100,7 @@ install_all() {
 [ ${#cross[@]} -eq 0 ] || install_all "${cross[@]}" ||
   echo 'install-deps: going on without; the check for aarch64 says what it leaves out'
 [ ${#clang[@]} -eq 0 ] || install_all "${clang[@]}" || echo 'install-deps: going on without; the test of gin.cuh with clang is skipped'
+[ ${#assembler[@]} -eq 0 ] || install_all "${assembler[@]}" || echo 'install-deps: going on without; the bytes of the bitcode are not compared'
 # apt-get refuses these packages if another system rustc is installed.
 [ ${#rust[@]} -eq 0 ] || install_all "${rust[@]}" || echo "install-deps: going on without; $no_rust"
 echo 'install-deps: done'

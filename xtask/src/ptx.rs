@@ -1,6 +1,6 @@
 //! `cargo xtask ptx`: regenerates the checked-in PTX, its bitcode, the header of its inline functions, and the scenarios' kernels.
 
-use ferrogin_ptx::{self as compile, CHECKED_IN, CHECKED_IN_BITCODE, Compiler, inline, kernels};
+use ferrogin_ptx::{self as compile, CHECKED_IN, CHECKED_IN_BITCODE, Compiler, bitcode, inline, kernels};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -33,12 +33,14 @@ fn try_refresh(root: &Path) -> Result<String, String> {
     let target = root.join(std::env::var_os("CARGO_TARGET_DIR").unwrap_or("target".into()));
     let module = compiler.compile(root, &target.join("ptx"), compile::PACKAGE)?;
     let header = inline::header(&module.ptx)?;
+    let bitcode = bitcode::assemble(&bitcode::for_llvm_19(&module.ir))?;
     let write = |file: &str, bytes: &[u8]| {
         std::fs::write(root.join(file), bytes).map_err(|error| format!("{file} cannot be written: {error}"))
     };
     write(inline::HEADER, header.as_bytes())?;
-    write(CHECKED_IN_BITCODE, &module.bitcode)?;
-    let ptx = compile::with_provenance(&module, compile::source_hash(root, &compile::SOURCES)?, &compiler.version);
+    write(CHECKED_IN_BITCODE, &bitcode)?;
+    let source = compile::source_hash(root, &compile::SOURCES)?;
+    let ptx = compile::with_provenance(&module.ptx, Some(&bitcode), source, &compiler.version);
     write(CHECKED_IN, ptx.as_bytes())?;
     let ptx = kernels::programs(&compiler, root, &target.join("ptx"))?;
     write(kernels::PROGRAMS.path, kernels::PROGRAMS.file(root, &compiler.version, &ptx)?.as_bytes())?;

@@ -70,6 +70,7 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
         Stage::test("lint", lint),
         script("models", "device-kernels/tests/models.sh"),
         script("NCCL's device code", "tests/foreign/run.sh").after("cargo test"),
+        script("bitcode", "tests/bitcode/run.sh"),
         script("aarch64", "scripts/check-aarch64.sh"),
         Stage::test("host-rpc beside tonic", beside_tonic),
         Stage::test("licences", [root.join("scripts/notices.py").into_os_string(), "--check".into()]),

@@ -1,5 +1,6 @@
 //! Compiles the device code, or kernels that use it, into one module, as PTX and as LLVM bitcode.
 
+pub mod bitcode;
 pub mod inline;
 pub mod kernels;
 
@@ -35,8 +36,8 @@ pub const SOURCES: [&str; 7] = [
 pub struct Module {
     /// As text.
     pub ptx: String,
-    /// As LLVM bitcode.
-    pub bitcode: Vec<u8>,
+    /// As LLVM's text form.
+    pub ir: String,
 }
 
 /// A Rust compiler that can compile `core` for nvptx64 because the standard library's source is installed beside it.
@@ -78,7 +79,7 @@ impl Compiler {
         }
     }
 
-    /// Compiles the module of a package that has a `ptx` feature, with `work` as the build directory.
+    /// Compiles the module of a package that has a `ptx` feature, with `work` as the build directory. [`bitcode`] makes bitcode of its text form.
     ///
     /// Link-time optimisation makes it one module with nothing undefined, so the linker that rustc would run next isn't needed.
     pub fn compile(&self, root: &Path, work: &Path, package: &str) -> Result<Module, String> {
@@ -104,12 +105,12 @@ impl Compiler {
             .arg(work)
             .args(["--config", "profile.release.lto=\"fat\"", "--config", "profile.release.codegen-units=1"])
             .args(["--config", "profile.release.debug=false", "--config", "profile.release.panic=\"abort\""])
-            .args(["--", "--emit=asm,llvm-bc", "-Zfewer-names=yes", "-Zlocation-detail=none", "-Cjump-tables=off"])
+            .args(["--", "--emit=asm,llvm-ir", "-Zfewer-names=yes", "-Zlocation-detail=none", "-Cjump-tables=off"])
             .arg(format!("-Ctarget-cpu={GPU}"))
             .arg(format!("-Ctarget-feature=+{ISA}"));
         let deps = work.join("nvptx64-nvidia-cuda/release/deps");
         // Remove what an earlier build left: there must be exactly one result.
-        for old in ["s", "bc"].iter().flat_map(|extension| files_in(&deps, extension)) {
+        for old in ["s", "ll"].iter().flat_map(|extension| files_in(&deps, extension)) {
             std::fs::remove_file(&old).map_err(|error| format!("{}: {error}", old.display()))?;
         }
         let output = command.output().map_err(|error| format!("{}: {error}", self.cargo.display()))?;
@@ -119,11 +120,10 @@ impl Compiler {
             return Err(format!("{} does not compile it: {error}", self.version));
         }
         let result = |extension: &str| match &files_in(&deps, extension)[..] {
-            [file] => std::fs::read(file).map_err(|error| format!("{}: {error}", file.display())),
+            [file] => std::fs::read_to_string(file).map_err(|error| format!("{}: {error}", file.display())),
             _ => Err(format!("{}: not one .{extension} file", deps.display())),
         };
-        let ptx = String::from_utf8(result("s")?).map_err(|error| format!("the PTX is not text: {error}"))?;
-        Ok(Module { ptx: without_crate_hashes(&ptx), bitcode: result("bc")? })
+        Ok(Module { ptx: without_crate_hashes(&result("s")?), ir: without_crate_hashes(&result("ll")?) })
     }
 }
 
@@ -132,9 +132,9 @@ fn files_in(directory: &Path, extension: &str) -> Vec<PathBuf> {
     entries.filter(|path| path.extension().is_some_and(|found| found == extension)).collect()
 }
 
-/// Returns `ptx` with the crate hashes removed from its symbols: they depend on where the repository is.
-fn without_crate_hashes(ptx: &str) -> String {
-    let (mut out, mut rest) = (String::with_capacity(ptx.len()), ptx);
+/// Returns `module` with the crate hashes removed from its symbols: they depend on where the repository is.
+fn without_crate_hashes(module: &str) -> String {
+    let (mut out, mut rest) = (String::with_capacity(module.len()), module);
     while let Some(at) = rest.find("Cs") {
         let (before, hash) = (&rest[..at], &rest[at + 2..]);
         let end = hash.find(|c: char| !c.is_ascii_alphanumeric()).unwrap_or(hash.len());
@@ -196,13 +196,14 @@ const BITCODE_LINE: &str = "// bitcode: ";
 /// Prefix of the line with the compiler.
 pub const COMPILER_LINE: &str = "// compiler: ";
 
-/// Returns the module as a file: where it comes from and its bitcode's hash, then the PTX.
-pub fn with_provenance(module: &Module, source: u64, compiler: &str) -> String {
-    let (ptx, bitcode) = (&module.ptx, fnv(FNV_START, module.bitcode.iter().copied()));
+/// Returns the PTX as a file: where it comes from and the hash of the bitcode that was made with it, if any; then the PTX.
+pub fn with_provenance(ptx: &str, bitcode: Option<&[u8]>, source: u64, compiler: &str) -> String {
+    let bitcode = bitcode
+        .map_or(String::new(), |bitcode| format!("{BITCODE_LINE}{:016x}\n", fnv(FNV_START, bitcode.iter().copied())));
     format!(
         "// ferrogin device code: the functions of ferrogin/gin.h, for {GPU} and later.\n\
          // Made from device-kernels, efa-dp-direct and ffi-headers by `{REFRESH}`; `source` is a hash of them.\n\
-         {SOURCE_LINE}{source:016x}\n{BITCODE_LINE}{bitcode:016x}\n{COMPILER_LINE}{compiler}\n//\n{ptx}"
+         {SOURCE_LINE}{source:016x}\n{bitcode}{COMPILER_LINE}{compiler}\n//\n{ptx}"
     )
 }
 
