@@ -1,13 +1,15 @@
 #!/usr/bin/env bash
-# Links DIST/cuda/ferrogin_device.bc with a kernel, by LLVM 20 and by LLVM 22: run.sh [DIST]
+# Reads the device code's bitcode, ferrogin's and NCCL's, with LLVM 20 and 22: run.sh [DIST]
 #
-# Both come with llvmlite from PyPI, each in its own environment (.cache/python/llvm20, llvm22). Prints a line per test and a final line with
-# the counts; exits with status 1 if a test failed. What isn't available counts as skipped.
+# Both LLVMs come with llvmlite from PyPI, each in its own environment (.cache/python/llvm20, llvm22). Links DIST/cuda/ferrogin_device.bc
+# with a kernel, and shows what the optimizer does to the bitcode of NCCL 2.32.3. Prints a line per test and a final line with the counts; exits
+# with status 1 if a test failed. What isn't available counts as skipped.
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
+release=2.32.3
 passed=0 failed=0 skipped=0
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
@@ -28,6 +30,9 @@ count() {
     failed=$((failed + 1))
 }
 
+bash "$root/tests/foreign/fetch-headers.sh" $release "$root/.cache" 2>"$log"
+fetched=$?
+[ $fetched -eq 0 ] || skip "NCCL $release's bitcode"
 for llvm in llvm20 llvm22; do
     if ! environment=$("$root/python/venv.sh" "$llvm" "$here/requirements-$llvm.txt" 2>"$log"); then
         skip "$llvm"
@@ -35,6 +40,9 @@ for llvm in llvm20 llvm22; do
     fi
     "$environment/bin/python" "$here/ours.py" "$dist/cuda/ferrogin_device.bc" >"$log" 2>&1
     count "ferrogin's bitcode, $llvm" $?
+    [ $fetched -eq 0 ] || continue
+    "$environment/bin/python" "$here/nccl.py" "$root/.cache/nccl-$release/lib/libnccl_device.bc" >"$log" 2>&1
+    count "NCCL's bitcode, $llvm" $?
 done
 echo "bitcode: $passed passed, $failed failed, $skipped skipped"
 [ "$failed" -eq 0 ]
