@@ -149,6 +149,36 @@ fn clang_keeps_order_and_scope_of_atomic_operations() {
     }
 }
 
+/// A signal in memory that the kernel uses as another 64-bit type than uint64_t, which a compiler takes for other memory.
+const RESET: &str = "#include <ferrogin/nccl_gin.cuh>
+extern \"C\" __device__ unsigned long long f0(unsigned long long* word, ncclGinCtx ctx, ncclGinSignalDescriptor signal) {
+  *word = 5;
+  ncclGinApi_ResetSignal<NCCL_NET_DEVICE_GIN_EFA_GDA>::call(ctx, signal);
+  return *word;
+}
+";
+
+#[test]
+#[ignore = "make check"]
+fn signal_in_memory_is_read_again_after_its_reset() {
+    let work = of_process(env!("CARGO_TARGET_TMPDIR"), "clang-reset");
+    std::fs::create_dir_all(&work).unwrap();
+    std::fs::write(work.join("reset.cu"), RESET).unwrap();
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scenarios/scenario-kernels/clang.sh");
+    let output = Command::new(script).args([work.join("reset.cu"), work.join("reset.ptx")]).output().unwrap();
+    let why = String::from_utf8_lossy(&output.stderr);
+    if output.status.code() == Some(3) {
+        return skip("signal_in_memory_is_read_again_after_its_reset", why.trim());
+    }
+    assert!(output.status.success(), "{why}");
+    let ptx = std::fs::read_to_string(work.join("reset.ptx")).unwrap();
+    let lines = &functions(&ptx)["f0"];
+    let stored = lines.iter().position(|line| line.starts_with("st.volatile")).expect("the reset is a store");
+    // Without the read, the register gets the 5 again.
+    let constant = lines[stored..].iter().any(|line| line.starts_with("mov.b64") && line.ends_with(" 5;"));
+    assert!(!constant, "{}", lines.join("\n"));
+}
+
 /// The release of a compiler's line of text.
 fn major(version: &str) -> u32 {
     let numbers = version.split_once("version ").map_or(version, |(_, rest)| rest);

@@ -346,7 +346,10 @@ struct ncclGinApi_ResetSignal<NCCL_NET_DEVICE_GIN_EFA_GDA> {
     if (signal.type == NCCL_GIN_SIGNAL_TYPE_VA) {
       auto* rails = static_cast<nccl_ofi_gin_gdaki_mr_handle**>(signal.vaSignal.signalWindow);
       auto address = rails[ferrogin::nccl::handle(ctx).rail_id]->local_addr + signal.vaSignal.signalOffset;
+      // The kernel may use another 64-bit type for the word, whose accesses the compiler would move past this store.
+      asm volatile("" ::: "memory");
       *reinterpret_cast<volatile uint64_t*>(address) = 0;
+      asm volatile("" ::: "memory");
       return;
     }
     ferrogin::nccl::check(fgin_reset_signal(ferrogin::nccl::context(ctx), signal.indexedSignal.signalId));
