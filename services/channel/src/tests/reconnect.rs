@@ -1,5 +1,7 @@
 //! One channel after another between the same two endpoint names, of the same endpoints or later ones.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ferrogin_test_support::Random;
@@ -7,6 +9,7 @@ use ferrogin_test_support::Random;
 use super::malformed::hello;
 use super::model::{Shared, World, body, engine, finish, read, write};
 use crate::carrier::tags::endpoint::{CONTROL, Completion, Pattern, ReceiveResult, Received};
+use crate::proto::Opened;
 use crate::proto::wire::{Control, Kind};
 use crate::{ChannelError, Config, Reason};
 
@@ -160,4 +163,27 @@ fn forged_hello_does_not_end_a_channel() {
     write(&mut world.engines[1], remote, &ends[1], 1);
     finish(&mut world, [(0, local), (1, remote)], &ends);
     check(&ends, 0);
+}
+
+/// What a peer wrote before it closed is read before its next channel takes the place of the last.
+#[test]
+fn next_channel_waits_for_messages_before_a_close() {
+    let mut world = World::new(3, false, 2, &Config::default());
+    let (local, remote) = world.connect(1);
+    let [writer, reader] = <[Shared; 2]>::default();
+    (0..3).for_each(|_| write(&mut world.engines[1], remote, &writer, 0));
+    world.engines[1].close(remote, Duration::from_secs(1), None);
+    world.run_to_end(1, remote);
+    let (_, address) = world.engines[0].listen().unwrap();
+    let (opened, count) = (Arc::new(AtomicUsize::new(0)), |opened: &Arc<AtomicUsize>| opened.load(Ordering::SeqCst));
+    let of_call = Arc::clone(&opened);
+    let done = move |result: Result<_, _>| drop(result.map(|_: Opened| of_call.fetch_add(1, Ordering::SeqCst)));
+    world.engines[1].connect(&address, Duration::from_secs(100), Box::new(done));
+    for number in 0..3 {
+        (0..100).for_each(|_| world.step(STEP));
+        assert_eq!(count(&opened), 0, "after {number} messages");
+        read(&mut world.engines[0], local, &reader);
+    }
+    (0..100).for_each(|_| world.step(STEP));
+    assert_eq!((reader.lock().unwrap().read_calls.len(), count(&opened)), (3, 1));
 }
