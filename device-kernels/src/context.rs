@@ -16,6 +16,7 @@ pub mod fast_path;
 #[cfg(any(feature = "host", feature = "ptx"))]
 pub mod inline;
 mod operation;
+mod slow_path;
 mod tables;
 pub(crate) mod warp;
 

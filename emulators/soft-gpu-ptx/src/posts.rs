@@ -4,8 +4,6 @@
 //! slots that have been written. Threads that share the queue take different slots, and ring larger numbers one after the other. Threads
 //! that don't know of each other take the same slot and ring the same number.
 
-use crate::core::Fault;
-use crate::error::TrapKind;
 use std::collections::HashMap;
 use std::fmt;
 
@@ -46,8 +44,8 @@ impl Posts {
     /// Records the current thread's `st.mmio`.
     ///
     /// # Errors
-    /// Another thread posted at the same time.
-    pub fn store(&mut self, address: u64, width: u8, value: u64) -> Result<(), Fault> {
+    /// The text of a trap: another thread posted at the same time.
+    pub fn store(&mut self, address: u64, width: u8, value: u64) -> Result<(), String> {
         let rings_doorbell = width == 32;
         let last = self.words.get(&address).filter(|last| last.poster != self.current);
         let what = last.and_then(|last| match rings_doorbell {
@@ -61,12 +59,11 @@ impl Posts {
             false => None,
         });
         if let (Some(last), Some(what)) = (last, what) {
-            let cause = format!(
+            return Err(format!(
                 "{} {what} ({address:#x}), so the two posted on one queue at the same time in a sharing mode for one thread or one \
                  block: use a wider mode, or let one of them post",
                 last.poster
-            );
-            return Err(Fault::new(TrapKind::Trap, cause));
+            ));
         }
         if rings_doorbell {
             self.rings += 1;

@@ -292,7 +292,7 @@ impl Thread {
                     if order == Order::Mmio
                         && let Some(posts) = &mut core.posts
                     {
-                        posts.store(at, width, value)?;
+                        posts.store(at, width, value).map_err(|cause| Fault::new(TrapKind::Trap, cause))?;
                     }
                     let done = if WEAK && core.weak.is_some() {
                         self.buffer().store(core, at, width, value, order)
