@@ -187,20 +187,20 @@ impl Shared {
         Ok(())
     }
 
-    /// Ends a block whose threads have exited: its copies to global memory may still have to write.
+    /// Ends a block whose threads have exited: its copies to global memory read, as the block's memory is kept for them, and write later.
     pub fn end(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
-        if let Some(copy) = self.copies.iter().find(|copy| copy.read.is_none()) {
-            let (line, thread) = (copy.line, copy.thread);
-            let what = match copy.mbarrier {
-                Some(at) => format!("for its mbarrier at {at:#x}"),
-                None => "with cp.async.bulk.wait_group.read".into(),
-            };
-            return Err(Fault::new(
-                TrapKind::Mbarrier,
-                format!(
-                    "the block's threads exit while the bulk copy of line {line} by thread {thread} uses its shared memory; wait {what}"
-                ),
-            ));
+        while let Some(at) = self.copies.iter().position(|copy| copy.read.is_none()) {
+            let BulkCopy { line, thread, mbarrier, .. } = self.copies[at];
+            if let Some(mbarrier) = mbarrier {
+                return Err(Fault::new(
+                    TrapKind::Mbarrier,
+                    format!(
+                        "the block's threads exit while the bulk copy of line {line} by thread {thread} writes to its shared memory; \
+                         wait for its mbarrier at {mbarrier:#x}"
+                    ),
+                ));
+            }
+            self.step(core, at)?;
         }
         core.copies.append(&mut self.copies);
         Ok(())

@@ -227,7 +227,6 @@ fn weak_memory_names_missing_fences_and_waits() {
     let cases = [
         (load().replacen("fence.mbarrier_init.release.cluster;", "", 1), "execute fence.mbarrier_init"),
         (format!("{INIT}{LOAD}"), "wait for its mbarrier"),
-        (STORE.to_owned(), "wait_group.read"),
     ];
     for (body, cause) in cases {
         let program = linked(&kernel(SHARED, &body));
