@@ -38,16 +38,26 @@ EDITS = {
         r"\1 fence_barrier_init();",
         "A bulk copy may not see the barriers that combine's receiving part initializes (docs/found-elsewhere.md).",
     ),
+    "stores-before-put": (
+        LL,
+        r"(// Flush all stores\s*)tma_store_wait<0>\(\);",
+        r'\1asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");',
+        "tma_store_wait waits until bulk stores have read, and the put that follows reads what they write (docs/found-elsewhere.md).",
+    ),
+    "lanes-after-store": (
+        LL,
+        r"tma_store_wait<0>\(\);(?=\s*#pragma unroll\s*for \(int k = 0; k < kNumRecvUnrolls \* 4)",
+        r"tma_store_wait<0>(); __syncwarp();",
+        "Only the lane that started the bulk store waits for it, and all lanes overwrite its source (docs/found-elsewhere.md).",
+    ),
 }
 
 # name: (file, pattern, which of its places, what is missing)
 DEFECTS = {
     "ll-store-fence": (LL, r"tma_store_fence\(\);(?=\s*if \(elect_one_sync\(\)\) \{\s*tma_store_1d\()", 0, "the proxy fence before a bulk store"),
     "ll-grid-sync": (LL, r"cg::this_grid\(\)\.sync\(\);(?=\s*completeFull)", 1, "combine's wait for the flags of all ranks"),
-    "ll-flag-barrier": (LL, r"// TODO use the new sync primitive\s*asm volatile\([^;]*;[^;]*;", 0, "combine's wait for its warps' puts before the flag"),
     "ht-tail-wait": (HT, r"net\.waitSignal\(ncclCoopThread\(\), tail_signal_id, [^;]*;", 0, "dispatch's wait for other nodes' tokens"),
     "ht-chunk-wait": (HT, r"net\.waitSignal\(ncclCoopThread\(\), signal_id, [^;]*;", 0, "combine's wait for other nodes' sums"),
-    "ht-store-fence": (HT, r"cuda::ptx::fence_proxy_async\(cuda::ptx::space_shared\);(?=\s*arrive_and_wait\(RED_GROUP)", 0, "the proxy fence before a bulk store"),
 }
 
 
