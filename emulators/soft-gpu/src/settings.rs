@@ -36,9 +36,9 @@ const NAMES: [(&str, &str); 9] = [
     ("SOFTGPU_NAME", "a text of 1 to 200 bytes"),
     ("SOFTGPU_SEED", "a number"),
     ("SOFTGPU_MEMORY", "strong or weak"),
+    ("SOFTGPU_CHECK_POSTS", "yes or no"),
     ("SOFTGPU_CPU_ACCESS", "yes or no"),
     ("SOFTGPU_WATCHDOG", "a number of seconds, where 0 means no limit"),
-    ("SOFTGPU_CHECK_POSTS", "yes or no"),
 ];
 
 impl Settings {
