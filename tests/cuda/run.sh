@@ -93,7 +93,7 @@ assemble() {
     ptxas -c -v -arch="$1" "$2" -o "$out/assembled.$1" >"$out/assembled.log" 2>&1 || cat "$out/assembled.log"
     awk '/Function properties/ { name = $NF; n++ }
          /bytes stack frame/ && name ~ /^fgin_fast_/ { fast++; if ($1 > 0) { print "error: " name ": " $0; bad = 1 } }
-         /bytes stack frame/ && $5 > (name ~ /operation|emulated|context4warp|^fgin_continue|^fgin_fallback|^fgin_warp_/ ? 400 : name ~ /capi|^fgin_/ ? 88 : 24) { print "error: " name ": " $0; bad = 1 }
+         /bytes stack frame/ && $5 > (name ~ /operation|slow_path|emulated|context4warp|^fgin_continue|^fgin_fallback|^fgin_warp_/ ? 400 : name ~ /capi|^fgin_/ ? 88 : 24) { print "error: " name ": " $0; bad = 1 }
          /error|fatal/ { bad = 1 }
          END { exit bad || n < 12 || fast < 3 }' "$out/assembled.log"
 }

@@ -481,12 +481,16 @@ impl Carrier for Tcp {
             Err(Errno::EINTR) => 0,
             Err(errno) => return Err(failed("epoll_wait")(errno.into())),
         };
+        let mut has_progressed = false;
         for event in &batch[..ready] {
             let number = event.data();
             if number & LISTENER != 0 {
                 self.accept(number as u32);
+                // Otherwise, it stays readable, and the caller would never rest.
+                has_progressed |= !self.no_descriptor;
                 continue;
             }
+            has_progressed = true;
             let peer = Peer(number as u32);
             if event.events().contains(EpollFlags::EPOLLOUT) {
                 self.write_socket(peer);
@@ -497,7 +501,7 @@ impl Carrier for Tcp {
         self.check_timeouts();
         self.flush();
         events.append(&mut self.events);
-        Ok(ready > 0)
+        Ok(has_progressed)
     }
 
     fn progress(&self, peer: Peer) -> Progress {
