@@ -315,7 +315,10 @@ fn dead_peer_fails_the_context_and_not_the_close() {
             };
             assert!(context.has_error().expect("an answer"));
             let again = context.put(put, None).expect_err("a context that has failed").to_string();
-            (error, again, context.progress().is_err())
+            let progress = context.progress().is_err();
+            // Otherwise, the other rank's requests may fail because this one closes its communicator.
+            comm.barrier().expect("all ranks");
+            (error, again, progress)
         });
         for (rank, (error, again, progress)) in failed.into_iter().enumerate() {
             let cause = format!("from rank {rank} to rank {}", 1 - rank);
