@@ -126,7 +126,7 @@ impl Comm {
     /// Maps the memory of all ranks of this node, if each of them has shared its own.
     fn map_node(&self, own: Option<&dyn DeviceBuffer>) -> Result<Result<Imported, String>, Error> {
         let team = self.inner.team.lock();
-        // A window alone needs no mapping of its own; and the card works without any.
+        // Without the mapping, ranks still reach the window through the card.
         let shared = own.and_then(|memory| memory.share()).transpose();
         let shared =
             shared.inspect_err(|error| nccl_gin_ferrogin::warn!("sharing a window with this node's ranks: {error}"));
@@ -141,7 +141,8 @@ impl Comm {
         let parts: Vec<_> = parts.into_iter().flatten().map(|part| (part.fd, part.size)).collect();
         Ok(self.inner.coll.device.import(&parts).map_err(|error| {
             format!(
-                "the windows of ranks {:?} can't be mapped into this rank's device: {error}. GPUs need peer access to each other                  (nvidia-smi topo -p2p rw); without it, use the card",
+                "the windows of ranks {:?} can't be mapped into this rank's device: {error}. GPUs need peer access to each other \
+                 (nvidia-smi topo -p2p rw); without it, use the card",
                 team.ranks
             )
         }))
