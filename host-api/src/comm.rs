@@ -41,10 +41,8 @@ pub struct Comm {
 
 pub(crate) struct Inner {
     pub coll: Arc<CollComm>,
-    /// The ranks of this node. Locked during an exchange, which threads make one after another, as collective calls.
-    pub team: Mutex<Team>,
-    /// Their ranks, in ascending order.
-    pub lsa_ranks: Vec<usize>,
+    /// The ranks of this node.
+    pub team: Team,
     /// The open contexts, with their registry handles.
     contexts: Mutex<Vec<(usize, Weak<context::Context>)>>,
 }
@@ -78,8 +76,7 @@ impl Comm {
         let coll = CollComm::connect(&listener, &handles, rank)?;
         let nodes: Vec<_> = peers.into_iter().map(|peer| peer.node).collect();
         let team = entrance.connect(rank, &nodes, coll.plugin.config.timeout)?;
-        let (lsa_ranks, team) = (team.ranks.clone(), Mutex::new(team));
-        Ok(Self { inner: Arc::new(Inner { coll, team, lsa_ranks, contexts: Mutex::default() }) })
+        Ok(Self { inner: Arc::new(Inner { coll, team, contexts: Mutex::default() }) })
     }
 
     /// Opens as `rank` of `ranks`, which meet at `address`: rank 0's `host:port` or, within one host, any other text, which names
@@ -131,7 +128,7 @@ impl Comm {
     /// Returns the ranks of this rank's node, itself included, in ascending order: they load from and store to each other's windows
     /// ([`Window::lsa_address`](crate::Window::lsa_address)). A node is a host, or a part of it that FERROGIN_NODE names.
     pub fn lsa_ranks(&self) -> &[usize] {
-        &self.inner.lsa_ranks
+        &self.inner.team.ranks
     }
 
     /// Collective: returns once all ranks have called it. It doesn't order kernels' operations: flush before it.
@@ -147,8 +144,8 @@ impl Comm {
 impl Inner {
     /// Returns the rank with this number in the LSA team.
     pub fn check_lsa_rank(&self, lsa_rank: usize) -> Result<usize, Error> {
-        self.lsa_ranks.get(lsa_rank).copied().ok_or_else(|| {
-            let ranks = counted(self.lsa_ranks.len(), "rank");
+        self.team.ranks.get(lsa_rank).copied().ok_or_else(|| {
+            let ranks = counted(self.team.ranks.len(), "rank");
             Error::Argument(format!("LSA rank {lsa_rank} does not exist: this rank's node has {ranks}"))
         })
     }

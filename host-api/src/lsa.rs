@@ -5,10 +5,11 @@
 #![allow(unsafe_code)]
 
 use crate::error::Error;
+use ferrogin_rendezvous::stream::check_user;
 use nccl_gin_ferrogin::device::DeviceKind;
 use nix::errno::Errno;
-use nix::sys::socket::sockopt::PeerCredentials;
 use nix::sys::socket::{self, ControlMessage, ControlMessageOwned, MsgFlags};
+use parking_lot::Mutex;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::linux::fs::MetadataExt;
@@ -52,10 +53,8 @@ impl Entrance {
                 part.len()
             )));
         }
-        let mut random = [0; 8];
         let listener = (|| {
-            std::fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
-            let socket = format!("ferrogin-{:016x}", u64::from_le_bytes(random));
+            let socket = format!("ferrogin-{:016x}", u128::from_le_bytes(ferrogin_rendezvous::random()?) as u64);
             Ok::<_, io::Error>((UnixListener::bind_addr(&SocketAddr::from_abstract_name(&socket)?)?, socket))
         })();
         let Ok((listener, socket)) = listener else { return Ok(Self::alone()) };
@@ -98,14 +97,8 @@ impl Entrance {
                 links[at].get_or_insert(stream);
             }
         }
-        Ok(Team { rank, ranks, links })
+        Ok(Team { ranks, links: Mutex::new(links) })
     }
-}
-
-/// Checks that the other end's process belongs to this user.
-fn check_user(stream: &UnixStream) -> io::Result<()> {
-    let user = socket::getsockopt(stream, PeerCredentials)?.uid();
-    if user == nix::unistd::geteuid().as_raw() { Ok(()) } else { Err(Errno::EACCES.into()) }
 }
 
 /// Accepts the next connection of this user's processes, and returns it with the rank that it begins with.
@@ -134,11 +127,10 @@ fn accept(listener: &UnixListener, deadline: Instant) -> io::Result<(UnixStream,
 
 /// The ranks of this rank's node, connected.
 pub struct Team {
-    rank: usize,
     /// In ascending order.
     pub ranks: Vec<usize>,
-    /// By position in `ranks`; `None` for this rank.
-    links: Vec<Option<UnixStream>>,
+    /// By position in `ranks`; `None` for this rank. Locked during an exchange, which threads make one after another.
+    links: Mutex<Vec<Option<UnixStream>>>,
 }
 
 /// A window's memory as a rank passes it on.
@@ -150,11 +142,6 @@ pub struct Shared {
 }
 
 impl Team {
-    /// Returns this rank's position in the team.
-    pub fn own(&self) -> usize {
-        self.ranks.iter().position(|rank| *rank == self.rank).unwrap_or(0)
-    }
-
     /// Passes this rank's memory to the others, and returns theirs and its own, by position. `None` is memory that can't be shared.
     ///
     /// # Errors
@@ -166,13 +153,14 @@ impl Team {
                 self.ranks[at]
             ))
         };
-        for (at, link) in self.links.iter().enumerate() {
+        let links = self.links.lock();
+        for (at, link) in links.iter().enumerate() {
             if let Some(link) = link {
                 send(link, own.as_ref()).map_err(|source| failed(at, source))?;
             }
         }
         let mut own = Some(own);
-        let each = self.links.iter().enumerate().map(|(at, link)| match link {
+        let each = links.iter().enumerate().map(|(at, link)| match link {
             Some(link) => receive(link).map_err(|source| failed(at, source)),
             None => Ok(own.take().flatten()),
         });

@@ -125,7 +125,7 @@ impl Comm {
 
     /// Maps the memory of all ranks of this node, if each of them has shared its own.
     fn map_node(&self, own: Option<&dyn DeviceBuffer>) -> Result<Result<Imported, String>, Error> {
-        let team = self.inner.team.lock();
+        let team = &self.inner.team;
         // Without the mapping, ranks still reach the window through the card.
         let shared = own.and_then(|memory| memory.share()).transpose();
         let shared =

@@ -27,7 +27,7 @@ pub use identity::Identity;
 pub use listener::Listener;
 pub use meet::Exchange;
 pub use own_file::open_own_file;
-pub use secret::Secret;
+pub use secret::{Secret, random};
 pub use stream::Stream;
 
 use parking_lot::{Mutex, MutexGuard};

@@ -52,7 +52,10 @@ impl fmt::Debug for Secret {
 }
 
 /// Returns random bytes for a single use.
-pub(crate) fn random() -> io::Result<[u8; 16]> {
+///
+/// # Errors
+/// The system can't provide random numbers.
+pub fn random() -> io::Result<[u8; 16]> {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes)?;
     Ok(bytes)

@@ -12,6 +12,15 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
+/// Checks that the other end's process belongs to this user.
+///
+/// # Errors
+/// It belongs to another one.
+pub fn check_user(socket: &UnixStream) -> io::Result<()> {
+    let (other, own) = (getsockopt(socket, PeerCredentials)?.uid(), geteuid().as_raw());
+    if other == own { Ok(()) } else { Err(io::Error::new(ErrorKind::PermissionDenied, other_user(other, own))) }
+}
+
 /// Returns the message for a socket whose other end is another user's process.
 pub(crate) fn other_user(other: u32, own: u32) -> String {
     format!("this socket belongs to a process of user {other}, and this process runs as user {own}")
@@ -34,10 +43,7 @@ impl Socket {
     /// Wraps a Unix socket. Refuses one whose other end is another user's process.
     pub fn unix(socket: UnixStream) -> io::Result<Self> {
         socket.set_nonblocking(true)?;
-        let (other, own) = (getsockopt(&socket, PeerCredentials)?.uid(), geteuid().as_raw());
-        if other != own {
-            return Err(io::Error::new(ErrorKind::PermissionDenied, other_user(other, own)));
-        }
+        check_user(&socket)?;
         Ok(Self::Unix(socket))
     }
 
