@@ -1,0 +1,83 @@
+// Sources of puts that are changed too early, or too late.
+#include "check.h"
+
+KERNEL(source_reused) {
+  ONE_THREAD(0);
+  FILL(1024);
+  gin.put(a.peer, a.window, 0, a.window, 1024, 64, SignalInc{0});  // CHECK source
+  FIX(gin.flush();)
+  WORD(1024) = 1;  // CHECK source
+  gin.waitSignal(0, 1);
+  EXPECT(WORD(0) == 100 + a.peer);
+  gin.flush();
+}
+
+// The counter says that one of the two has completed, not which.
+KERNEL(counter_of_two_puts) {
+  ONE_THREAD(0);
+  FILL(1024);
+  FILL(2048);
+  gin.put(a.peer, a.window, 0, a.window, 1024, 64, None{}, CounterInc{0});  // CHECK source
+  gin.put(a.peer, a.window, 64, a.window, 2048, 64, None{}, CounterInc{0});
+  gin.waitCounter(0, FIX(2) BUG(1));
+  WORD(1024) = 1;  // CHECK source
+  gin.flush();
+}
+
+KERNEL(flush_of_another_context) {
+  ONE_THREAD(0);
+  Gin<> other(a.handle, 1);
+  FILL(1024);
+  gin.put(a.peer, a.window, 0, a.window, 1024, 64);  // CHECK source
+  FIX(gin.flush();)
+  other.flush();
+  WORD(1024) = 1;  // CHECK source
+  gin.flush();
+}
+
+// The peer's signal says that its put has arrived, nothing about this rank's.
+KERNEL(signal_taken_for_a_flush) {
+  ONE_THREAD(0);
+  FILL(1024);
+  gin.put(a.peer, a.window, 0, a.window, 1024, 64, SignalInc{0});  // CHECK source
+  gin.waitSignal(0, 1);
+  FIX(gin.flush();)
+  WORD(1024) = 1;  // CHECK source
+  gin.flush();
+}
+
+// Another warp changes the source without meeting the thread that flushes.
+KERNEL(source_reused_by_another_thread) {
+  Gin<> gin(a.handle, 0);
+  if (is(0)) {
+    FILL(1024);
+    gin.put(a.peer, a.window, 0, a.window, 1024, 64);  // CHECK source
+    gin.flush();
+  }
+  FIX(__syncthreads());
+  if (is(32)) WORD(1028) = 1;  // CHECK source
+}
+
+// The card may read before the other warp has written.
+KERNEL(source_not_written_yet) {
+  Gin<> gin(a.handle, 0);
+  if (is(32)) WORD(1024) = 100 + a.rank;  // CHECK source
+  FIX(__syncthreads());
+  if (is(0)) {
+    gin.put(a.peer, a.window, 0, a.window, 1024, 64, SignalInc{0});  // CHECK source
+    gin.waitSignal(0, 1);
+    EXPECT(WORD(0) == 100 + a.peer);
+    gin.flush();
+  }
+}
+
+KERNEL(kernel_end_taken_for_a_flush) {
+  ONE_THREAD(0);
+  FILL(1024);
+  gin.put(a.peer, a.window, 0, a.window, 1024, 64);  // CHECK source
+  FIX(gin.flush();)
+}
+KERNEL(kernel_end_taken_for_a_flush_then) {
+  ONE_THREAD(0);
+  WORD(1024) = 1;  // CHECK source
+}
