@@ -1,6 +1,6 @@
 //! The record of a process: what its GPU and its card did, in the order in which each of them did it.
 //!
-//! Every library that takes part appends to a file of its own in the directory that `FERROGIN_CHECK` names. A record is its length, the time,
+//! Every library that takes part appends to a file of its own in the directory that `GIN_CHECK` names. A record is its length, the time,
 //! the event's number and its fields. Numbers are in LEB128. A process that is killed leaves at most one incomplete record, at the end.
 
 use std::fs::{File, OpenOptions};
@@ -224,6 +224,8 @@ events! {
     50 QueueClosed { card: u64, queue: u32, unrung: u64, outstanding: u64 }
     /// A counter was set.
     51 CounterSet { card: u64, counter: u64, value: u64 }
+    /// A peer's request brought immediate data, or a message of these words: an emulated signal, if the plugin posted it.
+    52 Arrived { card: u64, queue: u32, from: u64, request: u64, words: Vec<u64> }
 
     // The signal proxy.
 
@@ -250,7 +252,7 @@ pub fn now() -> u64 {
 
 /// Returns the directory for records, if this process is checked.
 pub fn directory() -> Option<std::path::PathBuf> {
-    std::env::var_os("FERROGIN_CHECK").filter(|directory| !directory.is_empty()).map(Into::into)
+    std::env::var_os("GIN_CHECK").filter(|directory| !directory.is_empty()).map(Into::into)
 }
 
 /// The launchers' variables for a rank.

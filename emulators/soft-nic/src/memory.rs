@@ -182,6 +182,11 @@ impl Drop for Mapping {
     }
 }
 
+/// Returns a file's inode, and the place in it of `offset` in the dma-buf that `fd` names.
+pub(crate) fn place_in_file(fd: BorrowedFd<'_>, offset: u64) -> io::Result<(u64, u64)> {
+    range(fd, offset, 0).map(|(at, stat)| (stat.st_ino, at))
+}
+
 /// Returns the place in the file of the `len` bytes of `fd` from `offset` on, and the file's status. A mapping beyond the end of a file
 /// would fault, so it is refused here. A device's buffer has no size of its own; its mmap checks the range itself.
 fn range(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<(u64, FileStat)> {

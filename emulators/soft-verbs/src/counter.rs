@@ -184,7 +184,9 @@ unsafe extern "C" fn ibv_destroy_comp_cntr(raw: *mut ib::ibv_comp_cntr) -> c_int
 fn change(call: &str, raw: Open<CompCntr>, how: impl FnOnce(&mut Counter)) -> c_int {
     status(call, || {
         let cntr = raw.get()?;
-        how(cntr.context.card()?.lock().counters.get_mut(cntr.number).ok_or(Errno::INVAL)?);
+        let mut core = cntr.context.card()?.lock();
+        how(core.counters.get_mut(cntr.number).ok_or(Errno::INVAL)?);
+        core.check_set(cntr.number);
         Ok(())
     })
 }

@@ -3,7 +3,6 @@
 use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::BorrowedFd;
 
-use soft_nic::card::Core;
 use soft_nic::card::region::{Access, Keys, Memory};
 use soft_nic::location::Location;
 use soft_nic::memory;
@@ -68,11 +67,7 @@ fn register(raw: Open<Pd>, addr: *mut c_void, memory: Memory, driver: DriverPart
     let access = access_of(driver.access)?;
     let pd = raw.get()?;
     let length = memory.len as usize;
-    let keys = {
-        let mut core = pd.card()?.lock();
-        let Core { regions, random, .. } = &mut *core;
-        regions.insert(pd.number, access, memory, random).ok_or(Errno::NOMEM)?
-    };
+    let keys = { pd.card()?.lock().open_region(pd.number, access, memory).ok_or(Errno::NOMEM)? };
     let mr = ib::ibv_mr {
         context: pd.context_pointer(),
         pd: raw.pointer(),

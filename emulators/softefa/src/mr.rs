@@ -264,11 +264,7 @@ fn register(
     context: *mut c_void,
     out: &Out<'_, *mut fi::fid_mr>,
 ) -> Result<i32, Code> {
-    let keys = {
-        let mut core = domain.card.lock();
-        let soft_nic::card::Core { regions, random, .. } = &mut *core;
-        regions.insert(domain.pd, access, memory, random).ok_or(Code(fi::FI_ENOSPC))?
-    };
+    let keys = { domain.card.lock().open_region(domain.pd, access, memory).ok_or(Code(fi::FI_ENOSPC))? };
     let fid = fi::fid_mr {
         fid: head(fi::FI_CLASS_MR, context, &OPS),
         mem_desc: keys.lkey as usize as *mut c_void,

@@ -96,6 +96,7 @@ impl Core {
         }
         self.count(event, (status == OK).then_some(len));
         self.tick(qpn, event, status != OK);
+        self.check_retired(token, event, status != OK);
     }
 
     /// Counts a completed request in the card's statistics, with its bytes if it succeeded. This comes before the queue pair's counters, so

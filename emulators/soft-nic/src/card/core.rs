@@ -106,6 +106,8 @@ pub struct Core {
     pub(super) lines: u32,
     /// The trace; `None` without `SOFTEFA_TRACE`, or after its file failed.
     pub(crate) trace: Option<trace::Writer>,
+    /// The records for `ferrogin check`; `None` without `GIN_CHECK`.
+    pub(crate) check: Option<gin_check::event::Log>,
 }
 
 /// Epoll data of the listening sockets.
@@ -176,7 +178,9 @@ impl Core {
             dead_since: None,
             lines: 0,
             trace,
+            check: super::checked::open()?,
         };
+        core.check_card();
         core.connections.insert(Connection::loopback(gid));
         core.remote_cards.insert(gid, RemoteCard { connection: Some(LOOPBACK), ..RemoteCard::default() });
         core.watch_listeners();

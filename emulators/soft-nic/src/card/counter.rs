@@ -18,6 +18,8 @@ pub struct Word {
     shadow: u64,
     /// GPU memory that the CPU cannot access: the count goes there too.
     on_gpu: Option<Location>,
+    /// The inode and the offset in the file of [`Word::mapped`]; 0 and the address in other memory.
+    place: (u64, u64),
     _own: Option<Arc<AtomicU64>>,
     _map: Option<Arc<Mapping>>,
 }
@@ -30,7 +32,8 @@ impl Word {
     /// Creates a word in the card's memory.
     pub fn own(start: u64) -> Self {
         let own = Arc::new(AtomicU64::default());
-        Self { at: own.as_ptr(), shadow: start, on_gpu: None, _own: Some(own), _map: None }.stored()
+        let at = own.as_ptr();
+        Self { at, shadow: start, on_gpu: None, place: (0, at as u64), _own: Some(own), _map: None }.stored()
     }
 
     /// Creates a word at `offset` in a file or a device's buffer.
@@ -38,11 +41,12 @@ impl Word {
     /// # Errors
     /// Those of [`Mapping::word`] and [`Location::by_driver`].
     pub fn mapped(fd: BorrowedFd<'_>, offset: u64, start: u64) -> io::Result<Self> {
+        let place = memory::place_in_file(fd, offset)?;
         match Mapping::word(fd, offset) {
-            Ok((map, at)) => Ok(Self { at, shadow: start, on_gpu: None, _own: None, _map: Some(map) }.stored()),
+            Ok((map, at)) => Ok(Self { at, shadow: start, on_gpu: None, place, _own: None, _map: Some(map) }.stored()),
             Err(error) => {
-                let place = Location::by_driver(error, fd, offset, size_of::<u64>(), None)?;
-                Ok(Self { on_gpu: Some(place), ..Self::own(start) }.stored())
+                let on_gpu = Some(Location::by_driver(error, fd, offset, size_of::<u64>(), None)?);
+                Ok(Self { on_gpu, place, ..Self::own(start) }.stored())
             }
         }
     }
@@ -52,7 +56,7 @@ impl Word {
     /// # Safety
     /// `at` is 8-byte aligned and stays mapped and writable until the counter is closed.
     pub unsafe fn at(at: *mut u64, start: u64) -> Self {
-        Self { at, shadow: start, on_gpu: None, _own: None, _map: None }.stored()
+        Self { at, shadow: start, on_gpu: None, place: (0, at as u64), _own: None, _map: None }.stored()
     }
 
     fn stored(mut self) -> Self {
@@ -78,6 +82,16 @@ impl Word {
     /// Adds to the value, modulo 2^31.
     pub fn add(&mut self, value: u64) {
         self.set(self.shadow.wrapping_add(value));
+    }
+
+    /// Returns the value.
+    pub(crate) fn value(&self) -> u64 {
+        self.shadow
+    }
+
+    /// Returns the inode and the offset of the file that the word is in; 0 and the address if it is in other memory.
+    pub(crate) fn place(&self) -> (u64, u64) {
+        self.place
     }
 
     /// Returns the word's address, for readers without the card's lock. A word that the CPU cannot access has a copy in the card's memory.

@@ -185,6 +185,7 @@ impl Core {
         let Some(qp) = self.qp(qpn) else { return };
         qp.outstanding += 1;
         let token = qp.admit(request, index);
+        self.check_taken(token);
         if fails {
             self.report_of(token, &format!("fails by error_every with status {status}"));
             self.finish(token, status);

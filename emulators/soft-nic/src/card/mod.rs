@@ -1,5 +1,6 @@
 //! The card: its tables, its rings and its engine.
 
+mod checked;
 mod complete;
 mod connect;
 mod connection;

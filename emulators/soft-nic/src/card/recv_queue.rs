@@ -10,12 +10,15 @@ use super::counter::Event;
 use super::qp::{RNR_RETRY_UNLIMITED, Token};
 use super::request::MAX_SEND_SIZE;
 use crate::address::Gid;
+use crate::memory;
 use crate::wire::packet::{Header, Kind};
 
 /// Maximum number of a receive's buffers.
 const MAX_BUFFERS: usize = 2;
 /// Bytes before a datagram in its receive: room for a global routing header, which the card does not write.
 pub const DATAGRAM_HEADER: u32 = 40;
+/// Length of a message that may be an emulated signal.
+const MESSAGE: u32 = 32;
 /// Delay before retrying a send that found no receive. Where the card retries forever, each retry doubles it, up to `RNR_DOUBLINGS` times.
 /// Where it gives up, the delay doubles in larger steps, `RNR_LAST_DOUBLINGS` times by the last retry. A program that gives up waits much
 /// longer itself, so the retries span some 50 ms, however many they are.
@@ -78,6 +81,14 @@ impl Core {
                 "QP {} receive {req_id}: a message of {} bytes cannot be written to the buffers of its receive: {status}",
                 header.dst_qpn, header.total
             ));
+        }
+        if status == CompStatus::Ok && header.total == MESSAGE {
+            self.check_message(at, header, || {
+                let mut bytes = [0; MESSAGE as usize];
+                // SAFETY: the wire keeps `total` payload bytes, which are as many as the array has.
+                unsafe { memory::copy(bytes.as_mut_ptr(), payload, bytes.len()) };
+                bytes.as_chunks::<8>().0.iter().map(|word| u64::from_le_bytes(*word)).collect()
+            });
         }
         self.push_receive(at, header, skip, SendOp::Send, Some(req_id), status);
         self.count(Event::Recv, (status == CompStatus::Ok).then_some(header.total));
@@ -174,6 +185,7 @@ impl Core {
 
     /// Reports a write with immediate data.
     pub(crate) fn report_write(&mut self, at: u32, header: &Header, receive: Option<u16>) {
+        self.check_message(at, header, || header.immediate().map(u64::from).into_iter().collect());
         self.push_receive(at, header, 0, SendOp::RdmaWrite, receive, CompStatus::Ok);
         if receive.is_some() {
             self.tick(header.dst_qpn, Event::Recv, false);

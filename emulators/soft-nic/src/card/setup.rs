@@ -87,6 +87,7 @@ impl Core {
         qp.enabled = true;
         let watch = Watch::new(qpn, qp.sq.clone(), qp.taken);
         self.active.push(watch);
+        self.check_queue(qpn);
         Ok(())
     }
 
@@ -113,6 +114,7 @@ impl Core {
         let qp = self.qps.get_mut(u32::from(qpn)).filter(|qp| qp.enabled).ok_or(SetupError::QueuePairs)?;
         self.counters.get_mut(id).ok_or(SetupError::Busy)?.attached += 1;
         qp.counters[event as usize].push(id);
+        self.check_counter(qpn, event, id);
         Ok(())
     }
 
@@ -154,6 +156,7 @@ impl Core {
     /// by the time the driver's command arrives. Packets no longer reach the memory; requests that still need it complete in error.
     pub fn close_region(&mut self, keys: Keys) -> Option<Memory> {
         self.poll(Instant::now(), false);
+        self.check(|_, card| vec![gin_check::event::Event::RegionGone { card, key: keys.lkey }]);
         self.regions.remove(keys)
     }
 
@@ -190,6 +193,7 @@ impl Core {
             buffer.forget(qpn);
         }
         self.trace_closed(qpn);
+        self.check_closed(qpn);
     }
 
     /// Releases the queues and counters of a queue pair that is gone.

@@ -25,6 +25,7 @@ use crate::memory;
 use crate::random::Random;
 use crate::wire::packet::{Header, Kind};
 
+mod checked;
 mod closing;
 mod order;
 mod streams;

@@ -1,0 +1,217 @@
+//! The card's records for `ferrogin check` (`GIN_CHECK`): what it takes, moves and counts.
+
+use gin_check::event::{self, Event as Record, Log};
+
+use super::core::Core;
+use super::counter::{Counter, Event};
+use super::qp::Token;
+use super::region::{Access, Keys, Memory};
+use super::request::{Local, Operation};
+use crate::wire::packet::Header;
+
+/// Set in the number of a counter's word for errors.
+const ERRORS: u64 = 1 << 32;
+
+/// Opens this process's file of records.
+pub(super) fn open() -> std::io::Result<Option<Log>> {
+    let Some(directory) = event::directory() else { return Ok(None) };
+    Log::create(&directory, "card").map(Some).inspect_err(|error| {
+        let directory = directory.display();
+        crate::log::line(format_args!(
+            "softefa: GIN_CHECK={directory} cannot be written: {error}. Name a directory that this user may write, or unset the variable"
+        ));
+    })
+}
+
+impl Core {
+    /// Records events if this process is checked.
+    #[inline(always)]
+    pub(crate) fn check(&mut self, events: impl FnOnce(&mut Self, u64) -> Vec<Record>) {
+        if self.check.is_some() {
+            self.record(events);
+        }
+    }
+
+    #[cold]
+    fn record(&mut self, events: impl FnOnce(&mut Self, u64) -> Vec<Record>) {
+        let events = events(self, self.gid.short().into());
+        if let Some(log) = &self.check
+            && let Err(error) = log.write(&events)
+        {
+            self.check = None;
+            self.log(format_args!("the records for GIN_CHECK end here: {error}"));
+        }
+    }
+
+    /// Records the card itself.
+    pub(super) fn check_card(&mut self) {
+        self.check(|_, card| vec![Record::Card { card }]);
+    }
+
+    /// Records a started queue pair and its counters.
+    pub(super) fn check_queue(&mut self, qpn: u16) {
+        self.check(|core, card| {
+            let Some(qp) = core.qps.get(u32::from(qpn)) else { return Vec::new() };
+            let queue = Record::Queue {
+                card,
+                queue: qpn.into(),
+                ring: qp.sq.buffer() as u64,
+                slot_bytes: qp.sq.entry_size,
+                slots: qp.sq.entries,
+                doorbell: qp.sq.doorbell() as u64,
+            };
+            let events = [Event::Send, Event::Recv, Event::Write, Event::Read, Event::RemoteWrite, Event::RemoteRead];
+            let ids =
+                events.into_iter().flat_map(|event| qp.counters[event as usize].iter().map(move |id| (event, *id)));
+            let counters = ids.flat_map(|(event, id)| core.counter_records(card, qpn, event, id));
+            std::iter::once(queue).chain(counters).collect()
+        });
+    }
+
+    /// Records a counter that was attached to a started queue pair.
+    pub(super) fn check_counter(&mut self, qpn: u16, event: Event, id: u32) {
+        self.check(|core, card| core.counter_records(card, qpn, event, id));
+    }
+
+    fn counter_records(&self, card: u64, qpn: u16, event: Event, id: u32) -> Vec<Record> {
+        let Some(Counter { completions, errors, .. }) = self.counters.get(id) else { return Vec::new() };
+        let is_local = matches!(event, Event::Send | Event::Write | Event::Read);
+        let record = |counter, counts, (inode, address)| Record::Counter {
+            card,
+            counter,
+            queue: qpn.into(),
+            counts,
+            inode,
+            address,
+        };
+        let counts = if is_local { 1 } else { 2 };
+        vec![record(id.into(), counts, completions.place()), record(u64::from(id) | ERRORS, 3, errors.place())]
+    }
+
+    /// Records that software set a counter.
+    pub fn check_set(&mut self, id: u32) {
+        self.check(|core, card| {
+            let set =
+                |counter: &Counter| Record::CounterSet { card, counter: id.into(), value: counter.completions.value() };
+            core.counters.get(id).map(set).into_iter().collect()
+        });
+    }
+
+    /// Registers memory; `None` if the card has no keys left.
+    pub fn open_region(&mut self, pd: u32, access: Access, memory: Memory) -> Option<Keys> {
+        let (address, bytes) = (memory.base, memory.len);
+        let keys = self.regions.insert(pd, access, memory, &mut self.random)?;
+        self.check(|_, card| vec![Record::Region { card, key: keys.lkey, address, bytes }]);
+        Some(keys)
+    }
+
+    /// Records that the card took a request.
+    pub(super) fn check_taken(&mut self, token: Token) {
+        self.check(|core, card| {
+            let Some(entry) = core.outstanding(token) else { return Vec::new() };
+            let (request, index) = (entry.request, entry.index);
+            let peer = core.card_of(request.meta.ah).map_or(0, |gid| gid.short().into());
+            let Some(qp) = core.qp(token.qpn()) else { return Vec::new() };
+            let operation = match request.operation {
+                Operation::Write => 1,
+                Operation::Read => 2,
+                Operation::Send => 3,
+            };
+            vec![Record::Taken {
+                card,
+                request: token.0,
+                queue: token.qpn().into(),
+                index: index.into(),
+                slot: qp.sq.slot_of(index).into(),
+                operation,
+                peer,
+                local: request.buffers()[0].addr,
+                remote: request.remote_addr,
+                bytes: request.len.into(),
+                inline: matches!(request.local, Local::Inline(_)),
+            }]
+        });
+    }
+
+    /// Records that the card has read all of a request's source.
+    pub(super) fn check_source_read(&mut self, token: Token) {
+        self.check(|_, card| vec![Record::SourceRead { card, request: token.0 }]);
+    }
+
+    /// Records that a peer's write is in memory.
+    pub(super) fn check_landed(&mut self, at: u32, header: &Header) {
+        self.check(|core, card| {
+            let (from, request) = (core.sender(at), header.token);
+            vec![Record::Landed { card, from, request, address: header.addr, bytes: header.total.into() }]
+        });
+    }
+
+    /// Records that the bytes of this card's own read are in memory.
+    pub(super) fn check_read(&mut self, token: Token) {
+        self.check(|core, card| {
+            let Some(request) = core.outstanding(token).map(|entry| entry.request) else { return Vec::new() };
+            let (address, bytes) = (request.buffers()[0].addr, request.len.into());
+            vec![Record::Landed { card, from: card, request: token.0, address, bytes }]
+        });
+    }
+
+    /// Records that a peer's request raised counters of a queue pair.
+    pub(super) fn check_arrived(&mut self, at: u32, header: &Header, event: Event) {
+        let token = Token(header.token);
+        self.check(|core, card| {
+            let from = core.sender(at);
+            core.raised(card, header.dst_qpn, event, from, token)
+        });
+    }
+
+    /// Records that a request completed, and the counters that it raised.
+    pub(super) fn check_retired(&mut self, token: Token, event: Event, failed: bool) {
+        self.check(|core, card| {
+            let mut records = vec![Record::Retired { card, request: token.0, failed }];
+            if !failed {
+                records.extend(core.raised(card, token.qpn(), event, card, token));
+            }
+            records
+        });
+    }
+
+    /// Records the words that a peer's request brought in a message or as immediate data: they may be an emulated signal.
+    pub(super) fn check_message(&mut self, at: u32, header: &Header, words: impl FnOnce() -> Vec<u64>) {
+        self.check(|core, card| {
+            let from = core.sender(at);
+            vec![Record::Arrived { card, queue: header.dst_qpn.into(), from, request: header.token, words: words() }]
+        });
+    }
+
+    /// Records that a queue pair closes.
+    pub(super) fn check_closed(&mut self, qpn: u16) {
+        self.check(|core, card| {
+            let Some(qp) = core.qp(qpn) else { return Vec::new() };
+            let rung = qp.sq.rung_after(qp.taken);
+            let mut bytes = [0; 128];
+            let is_written = |n: &u32| {
+                let index = rung.wrapping_add(*n);
+                qp.sq.fetch(index, &mut bytes);
+                let meta = super::request::meta_of(&bytes);
+                meta.ctrl1.meta_desc() && u8::from(meta.ctrl2.phase()) == qp.sq.phase_of(index)
+            };
+            let unrung = (0..qp.sq.entries).take_while(is_written).count() as u64;
+            vec![Record::QueueClosed { card, queue: qpn.into(), unrung, outstanding: qp.outstanding.into() }]
+        });
+    }
+
+    /// The name of the card at the other end of a connection.
+    fn sender(&self, at: u32) -> u64 {
+        self.connections.get(at).and_then(|connection| connection.peer).map_or(0, |gid| gid.short().into())
+    }
+
+    fn raised(&self, card: u64, qpn: u16, event: Event, from: u64, token: Token) -> Vec<Record> {
+        let Some(qp) = self.qps.get(u32::from(qpn)) else { return Vec::new() };
+        let ids = qp.counters[event as usize].iter();
+        let raised = |id: &u32| {
+            let value = self.counters.get(*id)?.completions.value();
+            Some(Record::Raised { card, counter: (*id).into(), value, from, request: token.0 })
+        };
+        ids.filter_map(raised).collect()
+    }
+}
