@@ -122,6 +122,9 @@ impl Block {
             expected = asked.min(all);
         }
         let yes = reduce.is_some() && (thread.slot(i.c) != 0) != (i.imm != 0);
+        if let Some(observer) = &mut core.observer {
+            observer.arrive(self.who(index as u32), number as u32, !arrive);
+        }
         let barrier = &mut self.barriers[number as usize];
         if barrier.arrived > 0 && u64::from(barrier.expected) != expected {
             let other = barrier.expected;
@@ -148,6 +151,9 @@ impl Block {
         }
         self.barriers[number as usize] = Barrier::default();
         self.shared.order();
+        if let Some(observer) = &mut core.observer {
+            observer.barrier(self.place.number(), number as u32);
+        }
         if waiting == 0 {
             return Ok(());
         }

@@ -516,6 +516,8 @@ pub struct Body {
     pub lines: Vec<u32>,
     /// Each instruction's source file number and line; line 0 where the text doesn't give it.
     pub sources: Vec<(u32, u32)>,
+    /// Where each instruction is inlined: an index among the module's texts, of which the first is empty.
+    pub inlined: Vec<u32>,
     /// The initial contents of a frame's slots.
     pub slots: Vec<u64>,
     pub relocations: Vec<Relocation>,

@@ -3,6 +3,7 @@
 use crate::error::TrapKind;
 use crate::launch::{Statistics, Time};
 use crate::memory::{Refusal, View};
+use crate::observer::Observer;
 use crate::posts::Posts;
 use crate::program::Program;
 use crate::stores::{BulkCopy, Weak};
@@ -38,6 +39,9 @@ pub struct Core<'a> {
     pub doorbells: Option<&'a [u64]>,
     /// Which instructions of each function have been executed, if the caller asks for them.
     pub executed: Option<Vec<Vec<bool>>>,
+    /// Learns what the threads do, if the caller asks for that; and the number of each function's first site.
+    pub observer: Option<&'a mut dyn Observer>,
+    pub sites: Vec<u32>,
 }
 
 impl Core<'_> {

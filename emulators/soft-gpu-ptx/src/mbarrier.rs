@@ -157,6 +157,11 @@ impl Mbarriers {
         Ok(complete)
     }
 
+    /// Returns an mbarrier's phase, or 0.
+    pub fn phase(&self, at: u32) -> u32 {
+        self.0.iter().find(|one| one.at == at).map_or(0, |one| one.phase)
+    }
+
     pub fn remove(&mut self, at: u32) {
         self.0.retain(|one| one.at != at);
     }

@@ -18,6 +18,8 @@ pub struct Module {
     pub(crate) instructions: usize,
     /// The `.file` names, by number.
     pub(crate) files: Vec<(u32, String)>,
+    /// Where instructions are inlined, as compilers' comments have it.
+    pub(crate) inlined: Vec<String>,
 }
 
 /// What a name in a module refers to.

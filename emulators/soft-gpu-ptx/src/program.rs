@@ -74,6 +74,7 @@ pub struct Linked {
     pub module: Arc<str>,
     /// The module's source files, by number.
     pub files: Arc<[(u32, String)]>,
+    pub inlined: Arc<[String]>,
     pub body: Body,
     /// Set for a function that the driver provides, which has no code here.
     pub built_in: Option<BuiltIn>,
@@ -315,6 +316,7 @@ impl Program {
         for (at, module) in linker.modules.iter().enumerate() {
             let name: Arc<str> = module.name.as_str().into();
             let files: Arc<[(u32, String)]> = module.files.as_slice().into();
+            let inlined: Arc<[String]> = module.inlined.as_slice().into();
             for (index, function) in module.functions.iter().enumerate() {
                 let built_in = if function.body.is_none() { built_in(function) } else { None };
                 if function.body.is_none() && built_in.is_none() {
@@ -335,6 +337,7 @@ impl Program {
                     name: function.name.clone(),
                     module: name.clone(),
                     files: files.clone(),
+                    inlined: inlined.clone(),
                     body,
                     built_in,
                 });

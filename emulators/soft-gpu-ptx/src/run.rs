@@ -4,6 +4,7 @@ use crate::cost::Cost;
 use crate::error::{Trap, TrapKind};
 use crate::launch::{Launch, Statistics};
 use crate::memory::Memory;
+use crate::observer::Observer;
 use crate::program::{Kernel, Loaded};
 use crate::scheduler::{Ended, Scheduler, Watch};
 use std::collections::BTreeSet;
@@ -69,15 +70,32 @@ pub fn cost(
     run_with(loaded, kernel, launch, memory, stop, Watch::Cost(doorbells)).map(|ended| ended.costs)
 }
 
+/// Runs a kernel like [`run`], and tells an observer what its threads do.
+///
+/// # Errors
+///
+/// The event that ended the kernel early.
+#[allow(clippy::result_large_err)]
+pub fn observe<'a>(
+    loaded: &'a Loaded,
+    kernel: &'a Kernel,
+    launch: &'a Launch,
+    memory: &'a dyn Memory,
+    stop: &'a AtomicBool,
+    observer: &'a mut dyn Observer,
+) -> Result<Statistics, Trap> {
+    run_with(loaded, kernel, launch, memory, stop, Watch::Observer(observer)).map(|ended| ended.statistics)
+}
+
 /// Runs a kernel, and records what the caller asks for.
 #[allow(clippy::result_large_err)]
-fn run_with(
-    loaded: &Loaded,
-    kernel: &Kernel,
-    launch: &Launch,
-    memory: &dyn Memory,
-    stop: &AtomicBool,
-    watch: Watch<'_>,
+fn run_with<'a>(
+    loaded: &'a Loaded,
+    kernel: &'a Kernel,
+    launch: &'a Launch,
+    memory: &'a dyn Memory,
+    stop: &'a AtomicBool,
+    watch: Watch<'a>,
 ) -> Result<Ended, Trap> {
     if let Err((kind, cause)) = possible(kernel, launch) {
         return Err(Trap {

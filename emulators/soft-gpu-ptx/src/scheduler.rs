@@ -7,6 +7,7 @@ use crate::cost::Cost;
 use crate::error::{Trap, TrapKind};
 use crate::launch::{Launch, PROCESSORS, Statistics, Time};
 use crate::memory::{Memory, View};
+use crate::observer::Observer;
 use crate::posts::{Poster, Posts};
 use crate::program::{Kernel, Loaded};
 use crate::random::Random;
@@ -32,6 +33,8 @@ pub enum Watch<'a> {
     Cost(&'a [u64]),
     /// The executed lines.
     Lines,
+    /// What the threads do.
+    Observer(&'a mut dyn Observer),
 }
 
 /// The outcome of a kernel that has ended.
@@ -85,11 +88,13 @@ impl<'a> Scheduler<'a> {
         stop: &'a AtomicBool,
         watch: Watch<'a>,
     ) -> Self {
-        let (doorbells, notes) = match watch {
-            Watch::Nothing => (None, false),
-            Watch::Cost(doorbells) => (Some(doorbells), false),
-            Watch::Lines => (None, true),
-        };
+        let (mut doorbells, mut notes, mut observer) = (None, false, None);
+        match watch {
+            Watch::Nothing => {}
+            Watch::Cost(given) => doorbells = Some(given),
+            Watch::Lines => notes = true,
+            Watch::Observer(given) => observer = Some(given),
+        }
         let functions = &loaded.program().functions;
         let core = Core {
             program: loaded.program(),
@@ -102,6 +107,8 @@ impl<'a> Scheduler<'a> {
             copies: Vec::new(),
             posts: launch.checks_posts.then(Posts::default),
             doorbells,
+            sites: if observer.is_some() { loaded.program().first_sites() } else { Vec::new() },
+            observer,
             executed: notes.then(|| functions.iter().map(|function| vec![false; function.body.code.len()]).collect()),
         };
         Self {
@@ -182,6 +189,9 @@ impl<'a> Scheduler<'a> {
             self.core.statistics.threads += u64::from(live);
             self.active.extend((0..live).map(|index| (slot as u32, index)));
             let tracks = self.launch.weak && self.kernel.bulk;
+            if let Some(observer) = &mut self.core.observer {
+                observer.begin(place.number(), live, place.shared);
+            }
             self.blocks[slot] = Some(Box::new(Block::new(place, threads, tracks)));
             self.next += 1;
         }
@@ -343,6 +353,9 @@ impl<'a> Scheduler<'a> {
         }
         if block.live == 0 {
             block.shared.end(&mut self.core)?;
+            if let Some(observer) = &mut self.core.observer {
+                observer.end(block.place.number());
+            }
             self.blocks[slot as usize] = None;
             self.free.push(slot as usize);
             return Ok(());

@@ -7,6 +7,8 @@ mod execute;
 mod print;
 
 use crate::code::{Instruction, Space};
+pub use access::peek;
+
 use crate::core::Core;
 use crate::cost::Depths;
 use crate::program::Program;
@@ -160,6 +162,16 @@ impl Thread {
     #[inline(always)]
     pub fn buffer(&mut self) -> &mut Buffer {
         self.buffer.get_or_insert_default()
+    }
+
+    /// Returns the group of the next bulk copies.
+    pub fn group(&self) -> u32 {
+        self.group
+    }
+
+    /// Returns a call's argument, at this offset of the frame's parameters, of this many bytes.
+    pub fn argument(&self, (at, size): (u32, u32)) -> u64 {
+        peek(&self.params, u64::from(self.at.params + at), (size * 8) as u8).unwrap_or(0)
     }
 
     pub fn lane(&self) -> u32 {

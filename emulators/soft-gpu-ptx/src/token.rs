@@ -47,6 +47,11 @@ pub fn tokens<'a>(module: &str, text: &'a str) -> Result<Vec<(Token<'a>, u32)>, 
                 while at < bytes.len() && bytes[at] != b'\n' {
                     at += 1;
                 }
+                // Where clang says what a `.loc` is inlined at.
+                let is_loc = found.iter().rev().take(4).any(|token| *token == (Token::Word(".loc"), line));
+                if is_loc && text[start..at].contains(" @[ ") {
+                    found.push((Token::Text(&text[start..at]), line));
+                }
             }
             b'/' if bytes.get(at + 1) == Some(&b'*') => {
                 let Some(length) = text[at + 2..].find("*/") else {

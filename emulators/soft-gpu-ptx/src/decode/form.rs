@@ -356,6 +356,7 @@ impl<'a> Parser<'a> {
         context.body.code.push(instruction);
         context.body.lines.push(form.line);
         context.body.sources.push(context.source);
+        context.body.inlined.push(context.inlined);
         Ok(())
     }
 }

@@ -171,6 +171,7 @@ impl<'a> Parser<'a> {
             ".loc" => {
                 if let [(Token::Integer(file), _), (Token::Integer(source), _), ..] = self.tokens[self.at..] {
                     context.source = (file as u32, source as u32);
+                    context.inlined = self.inlined(line);
                 }
                 self.skip_line(line)
             }

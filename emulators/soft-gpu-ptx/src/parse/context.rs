@@ -40,6 +40,8 @@ pub struct Context<'a> {
     addresses: HashMap<(usize, i64, u8), u16>,
     /// The file number and line of the last `.loc`; line 0 if there was none.
     pub source: (u32, u32),
+    /// Where the last `.loc` is inlined: an index among the module's texts, or 0.
+    pub inlined: u32,
     /// Each branch's instruction, scope and label.
     pub branches: Vec<(usize, usize, &'a str)>,
     /// Each branch table entry's table, index, scope, label and line.
@@ -59,6 +61,7 @@ impl<'a> Context<'a> {
             constants: HashMap::new(),
             addresses: HashMap::new(),
             source: (0, 0),
+            inlined: 0,
             branches: Vec::new(),
             entries: Vec::new(),
             uses: Vec::new(),

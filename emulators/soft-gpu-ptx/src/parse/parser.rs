@@ -107,6 +107,24 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
+    /// Returns the number of the text that says where the `.loc` at this line is inlined, or 0 if it has none.
+    pub fn inlined(&mut self, line: u32) -> u32 {
+        let own = self.tokens[self.at..].iter().take_while(|token| token.1 == line);
+        let Some((Token::Text(text), _)) = own.last().filter(|(token, _)| matches!(token, Token::Text(_))) else {
+            return 0;
+        };
+        let texts = &mut self.module.inlined;
+        if texts.is_empty() {
+            texts.push(String::new());
+        }
+        // The same text comes again and again, mostly soon.
+        if let Some(found) = texts.iter().rposition(|known| known == text) {
+            return found as u32;
+        }
+        texts.push((*text).to_owned());
+        texts.len() as u32 - 1
+    }
+
     /// Parses `.file 1 "name.cu"`, which names the file that `.loc` refers to by number.
     pub fn file(&mut self, line: u32) -> Result<(), Error> {
         if let [(Token::Integer(number), _), (Token::Text(name), _), ..] = self.tokens[self.at..] {

@@ -22,7 +22,7 @@ pub(super) fn bit(slot: usize) -> u64 {
 }
 
 /// Reads from a space that lives in a byte array.
-pub(super) fn peek(bytes: &[u8], at: u64, width: u8) -> Option<u64> {
+pub fn peek(bytes: &[u8], at: u64, width: u8) -> Option<u64> {
     let at = usize::try_from(at).ok()?;
     let found = bytes.get(at..at.checked_add(usize::from(width / 8))?)?;
     let mut value = [0; 8];
@@ -161,7 +161,7 @@ impl Thread {
 
     /// Returns an address's space, and the address within it.
     #[inline(always)]
-    pub(super) fn locate(&self, space: Space, address: u64) -> (Space, u64) {
+    pub fn locate(&self, space: Space, address: u64) -> (Space, u64) {
         match space {
             Space::Generic => match address & WINDOW {
                 SHARED => (Space::Shared, address - SHARED),

@@ -1,6 +1,6 @@
 //! Calls and returns: a thread's frames.
 
-use super::access::{peek, poke};
+use super::access::poke;
 use super::{Frame, Thread};
 use crate::alu::{Values, compute};
 use crate::bulk::Shared;
@@ -19,11 +19,7 @@ impl Thread {
         let call = &caller.calls[call as usize];
         let callee = &program.functions[call.target];
         if let Some(built_in) = callee.built_in {
-            let arguments: Vec<u64> = call
-                .arguments
-                .iter()
-                .map(|&(at, size)| peek(&self.params, u64::from(self.at.params + at), (size * 8) as u8).unwrap_or(0))
-                .collect();
+            let arguments: Vec<u64> = call.arguments.iter().map(|&place| self.argument(place)).collect();
             let result = self.built_in(core, shared, built_in, &arguments)?;
             if let Some(&(at, size)) = call.results.first() {
                 poke(&mut self.params, u64::from(self.at.params + at), (size * 8) as u8, result);

@@ -33,7 +33,7 @@ impl Thread {
         if !self.late.is_empty() && core.weak.as_mut().is_some_and(|weak| weak.one_in(LATE)) {
             self.happen(core, shared, |_| true)?;
         }
-        let counts = core.doorbells.is_some() || core.executed.is_some();
+        let counts = core.doorbells.is_some() || core.executed.is_some() || core.observer.is_some();
         let result = match (counts, core.weak.is_some()) {
             (false, false) => self.steps::<false, false>(core, shared, place, &mut left),
             (false, true) => self.steps::<false, true>(core, shared, place, &mut left),
@@ -87,6 +87,7 @@ impl Thread {
                 self.at.pc = pc + 1;
                 continue;
             }
+            let watched = if COUNTS && core.observer.is_some() { self.observe(core, shared, place, i) } else { None };
             if WEAK && self.late_slots != 0 {
                 self.needs(core, shared, i, base)?;
             }
@@ -235,6 +236,9 @@ impl Thread {
                     let values = Values { a: get(i.a), b: get(i.b), c: get(i.c), x: get(i.x) };
                     slots[usize::from(i.d)] = compute(op, i.width, &values, i);
                 }
+            }
+            if COUNTS && let Some(watched) = watched {
+                self.observe_after(core, shared, place, i, &watched);
             }
             self.at.pc = pc + 1;
         }
