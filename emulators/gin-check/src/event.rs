@@ -176,7 +176,8 @@ events! {
     /// A race inside a launch, found while it ran.
     23 Raced {
         launch: u64, first: u32, second: u32,
-        /// 1: the first access writes; 2: the second writes; 4: the memory is shared; 8: nobody wrote what the second reads.
+        /// 1: the first access writes; 2: the second writes; 4: the memory is shared; 8: nobody wrote what is read;
+        /// 16: a bulk copy reads what threads have written, without a proxy fence.
         flags: u32,
         first_thread: u64, second_thread: u64,
         address: u64, bytes: u32, count: u64,

@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use soft_gpu_ptx::{Kernel, Launch, Time, TrapKind};
 
 use crate::alloc;
+use crate::check;
 use crate::code::{Code, Outcome};
 use crate::copy;
 use crate::device::{self, MAX_BLOCK, MAX_GRID};
@@ -150,7 +151,14 @@ fn launch(handle: usize, shape: &Shape, stream: usize, arguments: &Arguments) ->
     stream.give(move |fault| {
         static NEVER: AtomicBool = AtomicBool::new(false);
         let _running = Running::begin();
-        if let Err(trap) = soft_gpu_ptx::run(&module.loaded, &function.kernel, &launch, &view, &NEVER) {
+        let (loaded, kernel) = (&module.loaded, &function.kernel);
+        let ended = if check::enabled() && !launch.weak {
+            let numbers = check::Numbers { launch: number, stream: 0, task: 0, module: module.handle };
+            check::run(loaded, kernel, &launch, &view, &NEVER, &numbers)
+        } else {
+            soft_gpu_ptx::run(loaded, kernel, &launch, &view, &NEVER)
+        };
+        if let Err(trap) = ended {
             let code = code_of(trap.kind);
             let fix = if trap.kind == TrapKind::Watchdog { "; SOFTGPU_WATCHDOG has the seconds" } else { "" };
             log(format_args!("{trap} ({code}; launch {number}, seed {}){fix}", launch.seed));

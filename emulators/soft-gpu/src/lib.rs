@@ -11,6 +11,7 @@
 #[macro_use]
 mod guard;
 mod alloc;
+mod check;
 mod code;
 mod context;
 mod copy;
