@@ -16,7 +16,7 @@ const INVALID: (&str, &str) = ("2", "the arguments are invalid");
 const NOT_STARTED: (&str, &str) = ("127", "the program can't be started");
 const NOT_INSTALLED: (&str, &str) = ("1", "the software that ferrogin comes with is missing");
 
-pub const PAGES: [Page; 11] = [
+pub const PAGES: [Page; 12] = [
     Page {
         name: "demo",
         examples: &[
@@ -105,10 +105,22 @@ pub const PAGES: [Page; 11] = [
         )],
         exit: &[("N", "the program's status"), NOT_INSTALLED, INVALID, NOT_STARTED],
     },
+    Page {
+        name: "check",
+        examples: &[
+            ("ferrogin check -- ferrogin run -n 2 -- ./program", "one run of two ranks"),
+            ("ferrogin check --seeds 20 --json -- mpirun -np 4 ./program", "20 schedules, one JSON object per report"),
+        ],
+        exit: &[
+            ("0", "nothing is reported, or only notes"),
+            ("1", "something is reported"),
+            ("2", "the arguments are invalid, or the program failed"),
+        ],
+    },
 ];
 
 /// The subcommands that run another program.
-const WRAPPERS: [&str; 3] = ["run", "verbs", "gpu"];
+const WRAPPERS: [&str; 4] = ["run", "verbs", "gpu", "check"];
 
 const WIDTH: usize = 80;
 

@@ -1,6 +1,7 @@
 //! The ferrogin command line tool: `demo` exchanges values between ranks, `perf` measures, `doctor` reports what a machine is missing.
 #![deny(clippy::print_stdout)]
 
+mod check;
 #[cfg(test)]
 mod checked_in;
 mod child;
@@ -74,6 +75,11 @@ enum Command {
     ///
     /// SOFTGPU_DEVICES, SOFTGPU_MEMORY_BYTES and other settings apply: docs/software-gpu.md.
     Gpu(verbs::GpuArgs),
+    /// Reports what a program's kernels and requests leave unordered, on software GPUs and software cards.
+    ///
+    /// Every access to memory that nothing orders against another one, signals that don't cover what they are waited for, sources reused too
+    /// early, doorbells that nobody rings: docs/check.md.
+    Check(check::CheckArgs),
     /// Packs the files of a directory for a report, without host names, addresses and the home directory.
     #[command(hide = true)]
     Pack(validate::PackArgs),
@@ -104,6 +110,7 @@ fn main() -> ExitCode {
         Command::Ptx { about } => ptx::run(about),
         Command::Gpu(args) => verbs::run_gpu(&args),
         Command::Verbs(args) => verbs::run(&args),
+        Command::Check(args) => check::run(&args),
         Command::Trace(args) => trace::run(&args),
         Command::Validate(args) => validate::run(&args),
         Command::Pack(args) => validate::run_pack(&args),

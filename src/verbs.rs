@@ -26,7 +26,7 @@ const SYSFS: &str = "sysfs";
 const DATA_PATH_DIRECT: &str = "FI_EFA_USE_DATA_PATH_DIRECT";
 
 /// Finds a directory of libraries for other programs: in FERROGIN_DIST, next to this executable, or in an installation's library directory.
-fn directory(part: &str, library: &str) -> Result<PathBuf, String> {
+pub fn directory(part: &str, library: &str) -> Result<PathBuf, String> {
     let from_environment = std::env::var_os("FERROGIN_DIST").map(PathBuf::from).into_iter().map(|dist| dist.join(part));
     let multiarch = format!("lib/{}-linux-gnu", std::env::consts::ARCH);
     let places = [part.to_owned()]
@@ -55,7 +55,7 @@ fn directory(part: &str, library: &str) -> Result<PathBuf, String> {
 }
 
 /// Puts `directory` before the library directories in the environment.
-fn library_path(directory: PathBuf) -> OsString {
+pub fn library_path(directory: PathBuf) -> OsString {
     let mut path = directory.into_os_string();
     if let Some(rest) = std::env::var_os("LD_LIBRARY_PATH").filter(|rest| !rest.is_empty()) {
         path.push(":");

@@ -2,5 +2,7 @@
 
 pub mod clock;
 pub mod event;
+pub mod join;
 pub mod race;
+pub mod report;
 mod shadow;

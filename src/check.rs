@@ -1,0 +1,175 @@
+//! `ferrogin check`: runs a program on the software GPU and the software card, and reports what nothing orders.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+
+use gin_check::event::{Record, decode};
+use gin_check::join::join;
+use gin_check::report::{Exception, Kind, Report, merge};
+
+use crate::verbs;
+
+/// The arguments of `ferrogin check`.
+#[derive(Debug, clap::Args)]
+pub struct CheckArgs {
+    /// Runs the program this many times, each with another schedule of its kernels' threads and another order of the card's work.
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    seeds: u32,
+    /// Lets a warp's collectives (shfl, vote, match, elect) order its lanes, as much code assumes.
+    #[arg(long)]
+    lenient: bool,
+    /// Prints JSON, one report per line. What the program prints goes to standard error.
+    #[arg(long)]
+    json: bool,
+    /// A file of accepted reports. A line has a kind, one or two places, and a reason: `race a.cu:7 a.cu:9 : the value is a hint`.
+    #[arg(long, value_name = "FILE")]
+    exceptions: Option<PathBuf>,
+    /// The program, or its launcher, and the arguments.
+    #[arg(trailing_var_arg = true, required = true)]
+    command: Vec<OsString>,
+}
+
+/// The exit status if the check itself fails.
+const FAILED: u8 = 2;
+/// The seeds of the GPUs of one run follow each other, so those of runs are this far apart.
+const SEED_STEP: u32 = 1000;
+
+/// A run's directory of records, removed at its end.
+struct Records(PathBuf);
+
+impl Records {
+    fn new() -> io::Result<Self> {
+        let name = format!("ferrogin-check-{}-XXXXXX", std::process::id());
+        nix::unistd::mkdtemp(&std::env::temp_dir().join(name)).map(Self).map_err(io::Error::from)
+    }
+
+    /// All files, decoded.
+    fn read(&self) -> io::Result<Vec<Vec<Record>>> {
+        let mut paths: Vec<PathBuf> =
+            fs::read_dir(&self.0)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+        paths.sort();
+        paths.iter().map(|path| fs::read(path).map(|bytes| decode(&bytes))).collect()
+    }
+}
+
+impl Drop for Records {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs the command.
+pub fn run(args: &CheckArgs) -> ExitCode {
+    match check(args) {
+        Ok(code) => code,
+        Err(problem) => {
+            eprintln!("ferrogin check: {problem}");
+            ExitCode::from(FAILED)
+        }
+    }
+}
+
+fn check(args: &CheckArgs) -> Result<ExitCode, String> {
+    let exceptions = match &args.exceptions {
+        None => Vec::new(),
+        Some(path) => fs::read_to_string(path)
+            .map_err(|error| error.to_string())
+            .and_then(|text| Exception::parse(&text))
+            .map_err(|error| format!("--exceptions {}: {error}", path.display()))?,
+    };
+    let gpu = verbs::library_path(verbs::directory("gpu", "libcuda.so.1")?);
+    let (mut reports, mut failure) = (Vec::new(), None);
+    for seed in 0..args.seeds {
+        let records = Records::new().map_err(|error| format!("no directory for records: {error}"))?;
+        failure = failure.or(run_once(args, seed, &gpu, &records.0)?);
+        let files = records.read().map_err(|error| format!("the records in {}: {error}", records.0.display()))?;
+        if files.is_empty() {
+            return Err(nothing_recorded(failure.as_deref()));
+        }
+        merge(&mut reports, join(&files));
+    }
+    reports.retain(|report| !args.lenient || report.lenient_too);
+    let (excepted, reports): (Vec<Report>, Vec<Report>) =
+        reports.into_iter().partition(|report| exceptions.iter().any(|exception| exception.covers(report)));
+    for unused in exceptions.iter().filter(|exception| !excepted.iter().any(|report| exception.covers(report))) {
+        eprintln!("ferrogin check: line {} of the exceptions covered nothing in this run", unused.line);
+    }
+    print(args, &reports, excepted.len())?;
+    if reports.iter().any(|report| report.kind != Kind::Note) {
+        return Ok(ExitCode::FAILURE);
+    }
+    failure.map_or(Ok(ExitCode::SUCCESS), Err)
+}
+
+/// Runs the program once. Returns how it failed, if it did.
+fn run_once(args: &CheckArgs, seed: u32, gpu: &OsString, records: &Path) -> Result<Option<String>, String> {
+    let (program, arguments) = args.command.split_first().expect("clap requires one");
+    let mut command = Command::new(program);
+    command.args(arguments).env("LD_LIBRARY_PATH", gpu).env("GIN_CHECK", records).stdin(Stdio::null());
+    let mut default = |name: &str, value: String| {
+        if std::env::var_os(name).is_none_or(|value| value.is_empty()) {
+            command.env(name, value);
+        }
+    };
+    default("FERROGIN_PROVIDER", "softefa".into());
+    default("FERROGIN_DEVICE", "cuda".into());
+    if args.seeds > 1 {
+        default("SOFTEFA_FAULTS", format!("seed={},reorder=64", seed + 1));
+        command.env("SOFTGPU_SEED", (SEED_STEP * seed).to_string());
+    }
+    if args.lenient {
+        command.env("GIN_CHECK_LENIENT", "1");
+    }
+    if args.json {
+        let stderr = io::stderr().as_fd().try_clone_to_owned();
+        command.stdout(stderr.map_err(|error| format!("standard error: {error}"))?);
+    }
+    let name = program.to_string_lossy();
+    let status = command.status().map_err(|error| format!("cannot run {name}: {error}"))?;
+    Ok(match (status.code(), status.signal()) {
+        (Some(0), _) => None,
+        (Some(code), _) => Some(format!("{name} exited with {code}")),
+        (None, signal) => Some(format!("{name} was ended by signal {}", signal.unwrap_or(0))),
+    })
+}
+
+fn nothing_recorded(failure: Option<&str>) -> String {
+    let why = failure.map_or_else(String::new, |failure| format!(" ({failure})"));
+    format!(
+        "the program used neither the software GPU nor the software card{why}: it has to load kernels through libcuda.so.1, and use \
+         FERROGIN_PROVIDER=softefa; kernels on CPU threads aren't checked"
+    )
+}
+
+fn print(args: &CheckArgs, reports: &[Report], excepted: usize) -> Result<(), String> {
+    let mut text = String::new();
+    for report in reports {
+        text += &if args.json { report.json() } else { report.text(source_line) };
+        text.push('\n');
+    }
+    if !args.json {
+        let notes = reports.iter().filter(|report| report.kind == Kind::Note).count();
+        let runs = if args.seeds == 1 { "one run".to_owned() } else { format!("{} runs", args.seeds) };
+        let plural = |n: usize| if n == 1 { "" } else { "s" };
+        let errors = reports.len() - notes;
+        text +=
+            &format!("ferrogin check: {errors} error{} and {notes} note{} in {runs}", plural(errors), plural(notes));
+        if excepted > 0 {
+            text += &format!(", {excepted} excepted");
+        }
+        text.push('\n');
+    }
+    crate::stdout::print(&text).map_err(|error| error.to_string())
+}
+
+/// The text of `file:line`, if the file is here.
+fn source_line(place: &str) -> Option<String> {
+    let (file, line) = place.rsplit_once(':')?;
+    let line: usize = line.parse().ok()?;
+    fs::read_to_string(file).ok()?.lines().nth(line.checked_sub(1)?).map(str::to_owned)
+}
