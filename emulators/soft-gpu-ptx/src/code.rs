@@ -3,6 +3,8 @@
 //! Registers, constants and addresses are all slots of a frame: a call copies the function's slots, with the constants filled in,
 //! to the top of the thread's stack. A slot holds the value's bits, and zeros above its width.
 
+use crate::module::Symbol;
+
 /// The `guard` of an instruction that has none.
 pub const ALWAYS: u16 = u16::MAX;
 
@@ -344,6 +346,8 @@ pub enum Op {
     Unpack,
     /// Joins `a` and `b`, of `width` bits each.
     Pack,
+    /// Copies `a` to `d` and `b` to `x`: the halves of 128 bits.
+    MovPair,
     /// The address of a variable in the frame's local memory, or (`ParamAddress`) of a parameter.
     LocalAddress,
     ParamAddress,
@@ -407,7 +411,7 @@ pub enum Op {
     Branch,
     /// The index is in `a`, the table in `imm`.
     BranchTable,
-    /// The call site is in `imm`.
+    /// The call site is in `imm`, the address for an indirect call in `a`.
     Call,
     Return,
     Exit,
@@ -477,34 +481,23 @@ pub fn blank(op: Op, width: u8) -> Instruction {
     Instruction { op, width, extra: width, negate: false, guard: ALWAYS, d: 0, a: 0, b: 0, c: 0, x: 0, imm: 0 }
 }
 
-/// Bytes to copy between two frames' parameters.
-#[derive(Clone, Copy, Debug)]
-pub struct Transfer {
-    pub from: u32,
-    pub to: u32,
-    pub size: u32,
-}
-
 /// A call site: the callee, and the offsets of the caller's variables.
 #[derive(Clone, Debug)]
 pub struct Call {
-    /// The index among the module's functions; after linking, among the program's.
-    pub target: usize,
+    /// The index among the module's functions; after linking, among the program's. An indirect call has none.
+    pub target: Option<usize>,
     pub line: u32,
     /// Offset and size of each argument and each result among the caller's parameters.
     pub arguments: Vec<(u32, u32)>,
     pub results: Vec<(u32, u32)>,
-    /// What the call and the return copy; the linker fills these in.
-    pub copies_in: Vec<Transfer>,
-    pub copies_out: Vec<Transfer>,
 }
 
-/// A slot that holds the address of a variable.
+/// A slot that holds the address of a variable or a function.
 #[derive(Clone, Copy, Debug)]
 pub struct Relocation {
     pub slot: u16,
-    /// The index among the module's variables; after linking, among the program's.
-    pub variable: usize,
+    /// The index among the module's; after linking, among the program's.
+    pub target: Symbol,
     pub addend: i64,
     pub width: u8,
 }

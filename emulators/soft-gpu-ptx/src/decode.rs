@@ -10,7 +10,7 @@ use crate::code::{ALWAYS, Call, Op};
 use crate::error::{Error, Kind};
 use crate::module::Symbol;
 use crate::operand::{Operand, Type};
-use crate::parse::context::{Context, Local};
+use crate::parse::context::{Context, Local, Prototype};
 use crate::parse::parser::Parser;
 use form::{Form, Instr, SPACES, blank};
 
@@ -57,6 +57,8 @@ impl<'a> Parser<'a> {
             "fence" | "membar" => self.fence(form, base == "membar", operands),
             "mbarrier" => self.mbarrier(context, form, operands),
             "cp" => self.bulk(context, form, operands),
+            // There is no multicast memory, so no address for it.
+            "multimem" => Ok(blank(Op::Trap, 128)),
             "setmaxnreg" | "griddepcontrol" => {
                 let registers = base == "setmaxnreg";
                 // Grids on a stream run one after the other, and a thread has all registers that it asks for.
@@ -164,30 +166,47 @@ impl<'a> Parser<'a> {
         form.take("uni");
         self.done(form)?;
         let none = Vec::new();
-        let (results, name, arguments) = match operands {
-            [Operand::Name(name)] => (&none, name, &none),
-            [Operand::Name(name), Operand::List(arguments)] => (&none, name, arguments),
-            [Operand::List(results), Operand::Name(name)] => (results, name, &none),
-            [Operand::List(results), Operand::Name(name), Operand::List(arguments)] => (results, name, arguments),
-            _ => return Err(self.bad(form, "a call has results, one function and arguments; calls are direct only")),
+        let (results, rest) = match operands {
+            [Operand::List(results), rest @ ..] => (results, rest),
+            _ => (&none, operands),
         };
-        if let Some(Local::Register { .. }) = context.find(name) {
-            return Err(self.error(
-                Kind::Form,
-                form.line,
-                form.text,
-                format!(
-                    "{name} is a register, and calls are direct only; make the call's target known to the compiler"
-                ),
-            ));
-        }
-        let Some(&Symbol::Function(target)) = self.module.symbols.get(*name) else {
-            return Err(self.error(Kind::Symbol, form.line, name, "no function of this name is declared before this line; declare it, `.extern` if it is in another module"));
+        let (function, arguments, prototype) = match rest {
+            [function] => (function, &none, None),
+            [function, Operand::List(arguments)] => (function, arguments, None),
+            [function, Operand::Name(prototype)] => (function, &none, Some(*prototype)),
+            [function, Operand::List(arguments), Operand::Name(prototype)] => (function, arguments, Some(*prototype)),
+            _ => {
+                return Err(self.bad(
+                    form,
+                    "a call has results, a function and arguments; an indirect one ends with a .callprototype",
+                ));
+            }
         };
-        let callee = &self.module.functions[target];
-        if callee.kernel {
-            return Err(self.bad(form, format!("{name} is a kernel, which only a launch starts")));
-        }
+        let Operand::Name(name) = function else {
+            return Err(self.bad(form, "a call has a function's name, or a register with its address"));
+        };
+        let mut made = blank(Op::Call, 64);
+        let mut target = None;
+        let callee = if let Some(name) = prototype {
+            made.a = self.value(context, form, function, Type { kind: 'b', bits: 64 })?;
+            let found = context.prototype(name);
+            found.cloned().ok_or_else(|| self.bad(form, format!("{name} is no .callprototype above this line")))?
+        } else {
+            if let Some(Local::Register { .. }) = context.find(name) {
+                return Err(
+                    self.bad(form, format!("{name} is a register, and an indirect call takes a .callprototype"))
+                );
+            }
+            let Some(&Symbol::Function(index)) = self.module.symbols.get(*name) else {
+                return Err(self.error(Kind::Symbol, form.line, name, "no function of this name is declared before this line; declare it, `.extern` if it is in another module"));
+            };
+            let callee = &self.module.functions[index];
+            if callee.kernel {
+                return Err(self.bad(form, format!("{name} is a kernel, which only a launch starts")));
+            }
+            target = Some(index);
+            Prototype { parameters: callee.parameters.clone(), results: callee.results.clone() }
+        };
         let mut sides = [Vec::new(), Vec::new()];
         for (side, given, wanted) in [(0, arguments, &callee.parameters), (1, results, &callee.results)] {
             if given.len() != wanted.len() {
@@ -214,16 +233,8 @@ impl<'a> Parser<'a> {
             }
         }
         let [arguments, results] = sides;
-        let mut made = blank(Op::Call, 64);
         made.imm = context.body.calls.len() as i32;
-        context.body.calls.push(Call {
-            target,
-            line: form.line,
-            arguments,
-            results,
-            copies_in: Vec::new(),
-            copies_out: Vec::new(),
-        });
+        context.body.calls.push(Call { target, line: form.line, arguments, results });
         Ok(made)
     }
 }

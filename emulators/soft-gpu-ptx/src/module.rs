@@ -23,7 +23,7 @@ pub struct Module {
 }
 
 /// What a name in a module refers to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Symbol {
     Function(usize),
     Variable(usize),
@@ -98,8 +98,8 @@ pub struct Variable {
     pub align: u64,
     /// The first bytes of the initial value; the rest are zero.
     pub bytes: Vec<u8>,
-    /// Addresses in the initial value: offset, the module's variable, and addend.
-    pub addresses: Vec<(usize, usize, i64)>,
+    /// Addresses in the initial value: offset, whose, and addend.
+    pub addresses: Vec<(usize, Symbol, i64)>,
     /// `.extern .shared name[]`, whose size the launch sets.
     pub dynamic: bool,
 }

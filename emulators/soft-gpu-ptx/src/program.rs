@@ -1,13 +1,22 @@
 //! Linked modules: one table of functions, one of variables.
 
-use crate::code::{Body, Float, Op, Special, Transfer};
+use crate::code::{Body, Call, Float, Op, Special};
 use crate::error::{Error, Kind};
-use crate::module::{Function, Linkage, Module, Place, Variable};
+use crate::module::{Function, Linkage, Module, Place, Slot, Symbol, Variable};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 /// The nesting limit of calls.
 pub const MAX_DEPTH: usize = 128;
+
+/// The address of function 0. Functions' addresses are outside all of a process's memory, like the windows of shared memory and the like.
+const FUNCTIONS: u64 = 4 << 60;
+/// The distance between two functions' addresses.
+const FUNCTION_SIZE: u64 = 16;
+
+fn function_address(function: usize) -> u64 {
+    FUNCTIONS + function as u64 * FUNCTION_SIZE
+}
 
 /// A kernel's parameter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -75,7 +84,11 @@ pub struct Linked {
     /// The module's source files, by number.
     pub files: Arc<[(u32, String)]>,
     pub inlined: Arc<[String]>,
+    pub parameters: Vec<Slot>,
+    pub results: Vec<Slot>,
     pub body: Body,
+    /// A variable or an instruction has its address, so an indirect call may reach it.
+    pub addressed: bool,
     /// Set for a function that the driver provides, which has no code here.
     pub built_in: Option<BuiltIn>,
 }
@@ -338,7 +351,10 @@ impl Program {
                     module: name.clone(),
                     files: files.clone(),
                     inlined: inlined.clone(),
+                    parameters: function.parameters.clone(),
+                    results: function.results.clone(),
                     body,
+                    addressed: false,
                     built_in,
                 });
             }
@@ -381,11 +397,21 @@ impl Program {
         functions: &HashMap<(usize, usize), usize>,
         variables: &HashMap<(usize, usize), usize>,
     ) -> Result<(), Error> {
+        let mut addressed = Vec::new();
+        let mut resolve = |at: usize, target: Symbol, line: u32| -> Result<Symbol, Error> {
+            Ok(match target {
+                Symbol::Variable(target) => Symbol::Variable(variables[&linker.variable(at, target, line)?]),
+                Symbol::Function(target) => {
+                    let number = functions[&linker.function(at, target, line)?];
+                    addressed.push(number);
+                    Symbol::Function(number)
+                }
+            })
+        };
         for (&(at, _), &number) in variables {
-            let line = self.variables[number].line;
-            for entry in 0..self.variables[number].addresses.len() {
-                let target = self.variables[number].addresses[entry].1;
-                self.variables[number].addresses[entry].1 = variables[&linker.variable(at, target, line)?];
+            let variable = &mut self.variables[number];
+            for entry in &mut variable.addresses {
+                entry.1 = resolve(at, entry.1, variable.line)?;
             }
         }
         for (at, module) in linker.modules.iter().enumerate() {
@@ -393,24 +419,19 @@ impl Program {
                 let Some(body) = &function.body else { continue };
                 let number = functions[&(at, index)];
                 for (entry, relocation) in body.relocations.iter().enumerate() {
-                    let target = linker.variable(at, relocation.variable, function.line)?;
-                    self.functions[number].body.relocations[entry].variable = variables[&target];
+                    self.functions[number].body.relocations[entry].target =
+                        resolve(at, relocation.target, function.line)?;
                 }
                 for (entry, call) in body.calls.iter().enumerate() {
-                    let target = linker.function(at, call.target, call.line)?;
-                    let callee = &linker.modules[target.0].functions[target.1];
-                    let placed = &mut self.functions[number].body.calls[entry];
-                    placed.target = functions[&target];
-                    let copies = |own: &[(u32, u32)], other: &[crate::module::Slot]| -> Vec<Transfer> {
-                        own.iter()
-                            .zip(other)
-                            .map(|(&(from, size), slot)| Transfer { from, to: slot.offset, size })
-                            .collect()
-                    };
-                    placed.copies_in = copies(&call.arguments, &callee.parameters);
-                    placed.copies_out = copies(&call.results, &callee.results);
+                    if let Some(target) = call.target {
+                        let target = functions[&linker.function(at, target, call.line)?];
+                        self.functions[number].body.calls[entry].target = Some(target);
+                    }
                 }
             }
+        }
+        for number in addressed {
+            self.functions[number].addressed = true;
         }
         Ok(())
     }
@@ -422,25 +443,24 @@ impl Program {
         while let Some(&next) = reachable.get(at) {
             at += 1;
             for call in &self.functions[next].body.calls {
-                if known.insert(call.target) {
-                    reachable.push(call.target);
-                }
+                reachable.extend(self.targets(call).filter(|&target| known.insert(target)));
             }
         }
         let mut layout = HashMap::new();
         let (mut shared, mut dynamic) = (0u32, Vec::new());
         for &function in &reachable {
             for relocation in &self.functions[function].body.relocations {
-                let variable = &self.variables[relocation.variable];
-                if variable.place != Place::Shared || layout.contains_key(&relocation.variable) {
+                let Symbol::Variable(number) = relocation.target else { continue };
+                let variable = &self.variables[number];
+                if variable.place != Place::Shared || layout.contains_key(&number) {
                     continue;
                 }
                 if variable.dynamic {
-                    dynamic.push(relocation.variable);
+                    dynamic.push(number);
                     continue;
                 }
                 let start = u64::from(shared).next_multiple_of(variable.align);
-                layout.insert(relocation.variable, start as u32);
+                layout.insert(number, start as u32);
                 // That is more than a block can have, so the launch reports it.
                 shared = u32::try_from(start + variable.size).unwrap_or(u32::MAX - 4096);
             }
@@ -472,6 +492,36 @@ impl Program {
         }
     }
 
+    /// Returns the functions that a call may reach.
+    fn targets(&self, call: &Call) -> impl Iterator<Item = usize> {
+        let direct = call.target;
+        let addressed =
+            self.functions.iter().enumerate().filter(move |(_, function)| direct.is_none() && function.addressed);
+        direct.into_iter().chain(addressed.map(|(number, _)| number))
+    }
+
+    /// Returns the function at an address that an indirect call uses.
+    pub(crate) fn called(&self, call: &Call, address: u64) -> Result<usize, String> {
+        let number = address.wrapping_sub(FUNCTIONS) / FUNCTION_SIZE;
+        let found =
+            usize::try_from(number).ok().and_then(|number| self.functions.get(number).map(|found| (number, found)));
+        let Some((number, function)) =
+            found.filter(|&(number, function)| function_address(number) == address && function.addressed)
+        else {
+            return Err(format!("an indirect call of {address:#x}, which is no function's address in this module"));
+        };
+        let fits = |given: &[(u32, u32)], wanted: &[Slot]| {
+            given.iter().map(|part| part.1).eq(wanted.iter().map(|slot| slot.size))
+        };
+        if !fits(&call.arguments, &function.parameters) || !fits(&call.results, &function.results) {
+            return Err(format!(
+                "an indirect call of {}, whose parameters or results differ from the call's",
+                function.name
+            ));
+        }
+        Ok(number)
+    }
+
     /// Whether the functions have an instruction.
     fn has(&self, functions: &[usize], wanted: impl Fn(Op) -> bool) -> bool {
         functions.iter().flat_map(|&function| &self.functions[function].body.code).any(|i| wanted(i.op))
@@ -487,7 +537,8 @@ impl Program {
         }
         known.insert(function, 0);
         let body = &self.functions[function].body;
-        let below = body.calls.iter().map(|call| self.deepest(call.target, calls + 1, known)).max().unwrap_or(0);
+        let targets = body.calls.iter().flat_map(|call| self.targets(call));
+        let below = targets.map(|target| self.deepest(target, calls + 1, known)).max().unwrap_or(0);
         let local = body.local.next_multiple_of(16).saturating_add(below);
         known.insert(function, local);
         local
@@ -520,7 +571,11 @@ impl Program {
         let mut bytes = variable.bytes.clone();
         bytes.resize(self.globals[index].size as usize, 0);
         for &(offset, target, addend) in &variable.addresses {
-            let address = self.placed.get(&target).map_or(0, |&global| addresses[global]).wrapping_add_signed(addend);
+            let start = match target {
+                Symbol::Variable(variable) => self.placed.get(&variable).map_or(0, |&global| addresses[global]),
+                Symbol::Function(function) => function_address(function),
+            };
+            let address = start.wrapping_add_signed(addend);
             bytes[offset..offset + 8].copy_from_slice(&address.to_le_bytes());
         }
         bytes
@@ -573,9 +628,12 @@ impl Loaded {
             let body = &program.functions[function].body;
             let mut slots = body.slots.clone();
             for relocation in &body.relocations {
-                let start = match program.placed.get(&relocation.variable) {
-                    Some(&global) => self.addresses[global],
-                    None => u64::from(kernel.layout[&relocation.variable]),
+                let start = match relocation.target {
+                    Symbol::Function(function) => function_address(function),
+                    Symbol::Variable(variable) => match program.placed.get(&variable) {
+                        Some(&global) => self.addresses[global],
+                        None => u64::from(kernel.layout[&variable]),
+                    },
                 };
                 slots[usize::from(relocation.slot)] =
                     crate::code::low(start.wrapping_add_signed(relocation.addend), relocation.width);

@@ -343,13 +343,30 @@ impl<'a> Parser<'a> {
         operands: &[Operand<'a>],
     ) -> Result<Instr, Error> {
         let ty = self.ty(form)?;
-        if !matches!(ty.bits, 1 | 16 | 32 | 64) {
+        if !matches!(ty.bits, 1 | 16 | 32 | 64 | 128) {
             return Err(self.unknown_form(form));
         }
         self.count(form, operands, 2)?;
+        let half = Type { kind: 'b', bits: ty.bits / 2 };
         match operands {
+            [to, from] if ty.bits == 128 => {
+                let mut made = blank(Op::MovPair, half.bits);
+                [made.a, made.b] = match from {
+                    Operand::Vector(parts) if parts.len() == 2 => {
+                        [self.value(context, form, &parts[0], half)?, self.value(context, form, &parts[1], half)?]
+                    }
+                    _ => self.wide(context, form, from)?,
+                };
+                [made.d, made.x] = match to {
+                    Operand::Vector(parts) if parts.len() == 2 => [
+                        self.result(context, form, &parts[0], half.bits)?,
+                        self.result(context, form, &parts[1], half.bits)?,
+                    ],
+                    _ => self.wide(context, form, to)?,
+                };
+                Ok(made)
+            }
             [Operand::Vector(parts), value] | [value, Operand::Vector(parts)] if ty.bits > 16 => {
-                let half = Type { kind: 'b', bits: ty.bits / 2 };
                 let [first, second] = &parts[..] else {
                     return Err(self.error(
                         Kind::Form,

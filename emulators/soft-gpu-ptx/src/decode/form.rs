@@ -126,7 +126,7 @@ impl<'a> Parser<'a> {
         ty: Type,
         wider: bool,
     ) -> Result<(u16, u8), Error> {
-        let fits = |width: u8| width == ty.bits || wider && width > ty.bits && ty.bits > 1;
+        let fits = |width: u8| width == ty.bits || wider && width > ty.bits && ty.bits > 1 && width <= 64;
         match *operand {
             Operand::Name(name) => match context.find(name) {
                 Some(Local::Register { slot, width }) if fits(width) => Ok((slot, width)),
@@ -200,14 +200,21 @@ impl<'a> Parser<'a> {
                 return Err(self.bad(form, format!("{name} is a register; only an address takes an offset")));
             }
             found => {
-                let variable = match found {
-                    Some(Local::Variable(variable)) => variable,
-                    _ => self.variable_index(form, name)?,
+                let target = match found {
+                    Some(Local::Variable(variable)) => Symbol::Variable(variable),
+                    _ => self.symbol(form, name)?,
                 };
-                if ty.bits == 32 && self.module.variables[variable].place != Place::Shared {
+                let small = match target {
+                    Symbol::Variable(variable) => self.module.variables[variable].place == Place::Shared,
+                    Symbol::Function(function) if self.module.functions[function].kernel || addend != 0 => {
+                        return Err(self.bad(form, "of functions, only those that aren't kernels have an address"));
+                    }
+                    Symbol::Function(_) => false,
+                };
+                if ty.bits == 32 && !small {
                     return Err(self.bad(form, format!("the address of {name} has 64 bits")));
                 }
-                return Ok((self.address(context, variable, addend, ty.bits, form.line)?, ty.bits));
+                return Ok((self.address(context, target, addend, ty.bits, form.line)?, ty.bits));
             }
         };
         let mut read = blank(op.0, ty.bits);
@@ -217,24 +224,8 @@ impl<'a> Parser<'a> {
         Ok((read.d, ty.bits))
     }
 
-    fn variable_index(&self, form: &Form<'_>, name: &str) -> Result<usize, Error> {
-        match self.module.symbols.get(name) {
-            Some(&Symbol::Variable(index)) => Ok(index),
-            Some(Symbol::Function(_)) => Err(self.error(
-                Kind::Form,
-                form.line,
-                form.text,
-                format!(
-                    "{name} is a function, and calls are direct only; make the call's target known to the compiler"
-                ),
-            )),
-            None => Err(self.error(
-                Kind::Symbol,
-                form.line,
-                name,
-                "the name has no declaration before this line; declare it, `.extern` if it is in another module",
-            )),
-        }
+    fn symbol(&self, form: &Form<'_>, name: &str) -> Result<Symbol, Error> {
+        self.module.symbols.get(name).copied().ok_or_else(|| self.unknown(form.line, name))
     }
 
     /// Returns the slot and width of a destination register.
@@ -249,7 +240,9 @@ impl<'a> Parser<'a> {
         match *operand {
             Operand::Name("_") => Ok((self.temporary(context, form.line)?, bits)),
             Operand::Name(name) => match context.find(name) {
-                Some(Local::Register { slot, width }) if width == bits || wider && width > bits && bits > 1 => {
+                Some(Local::Register { slot, width })
+                    if width == bits || wider && width > bits && bits > 1 && width <= 64 =>
+                {
                     Ok((slot, width))
                 }
                 Some(Local::Register { width, .. }) => {
@@ -263,6 +256,17 @@ impl<'a> Parser<'a> {
                 )),
             },
             _ => Err(self.bad(form, "the result needs a register")),
+        }
+    }
+
+    /// Returns the two slots of a register of 128 bits.
+    pub fn wide(&self, context: &Context<'a>, form: &Form<'_>, operand: &Operand<'a>) -> Result<[u16; 2], Error> {
+        match *operand {
+            Operand::Name(name) => match context.find(name) {
+                Some(Local::Register { slot, width: 128 }) => Ok([slot, slot + 1]),
+                _ => Err(self.bad(form, format!("{name} is no register of 128 bits"))),
+            },
+            _ => Err(self.bad(form, "the instruction takes a register of 128 bits")),
         }
     }
 
@@ -333,7 +337,10 @@ impl<'a> Parser<'a> {
                     _ if name.starts_with('%') => {
                         return Err(self.error(Kind::Symbol, form.line, name, "no register has this name"));
                     }
-                    _ => self.variable_index(form, name)?,
+                    _ => match self.symbol(form, name)? {
+                        Symbol::Variable(variable) => variable,
+                        Symbol::Function(_) => return Err(self.bad(form, format!("{name} is a function, not memory"))),
+                    },
                 };
                 let fits = match self.module.variables[variable].place {
                     Place::Global => matches!(space, Space::Global | Space::Generic),
@@ -343,7 +350,7 @@ impl<'a> Parser<'a> {
                 if !fits {
                     return Err(self.bad(form, format!("{name} is in another state space")));
                 }
-                let slot = self.address(context, variable, 0, 64, form.line)?;
+                let slot = self.address(context, Symbol::Variable(variable), 0, 64, form.line)?;
                 Ok(Address { slot, offset: offset32, space })
             }
         }

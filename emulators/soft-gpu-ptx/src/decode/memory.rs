@@ -61,8 +61,13 @@ impl<'a> Parser<'a> {
             }
         }
         let space = space.unwrap_or(Space::Generic);
-        let count = form.pick(&[("v2", 2), ("v4", 4)]).unwrap_or(1u8);
-        let ty = self.ty(form)?;
+        let mut count = form.pick(&[("v2", 2), ("v4", 4)]).unwrap_or(1u8);
+        let mut ty = self.ty(form)?;
+        // 128 bits are two registers of 64.
+        let wide = count == 1 && ty.bits == 128;
+        if wide {
+            (count, ty) = (2, Type { kind: 'b', bits: 64 });
+        }
         if !(8..=64).contains(&ty.bits) || u32::from(count) * u32::from(ty.bits) > 128 {
             return Err(self.unknown_form(form));
         }
@@ -77,16 +82,20 @@ impl<'a> Parser<'a> {
         }
         let (place, values) = if store { (&operands[0], &operands[1]) } else { (&operands[1], &operands[0]) };
         let place = self.place_of(context, form, place, space)?;
+        let mut slots = [0; 4];
+        let mut width = ty.bits;
         let one = [values.clone()];
         let values = match values {
+            value if wide => {
+                [slots[0], slots[1]] = self.wide(context, form, value)?;
+                &[]
+            }
             Operand::Vector(values) if count > 1 || values.len() == 1 => &values[..],
             _ => &one,
         };
-        if values.len() != usize::from(count) {
+        if !wide && values.len() != usize::from(count) {
             return Err(self.bad(form, format!("the vector has {count} registers")));
         }
-        let mut slots = [0; 4];
-        let mut width = ty.bits;
         for (slot, value) in slots.iter_mut().zip(values) {
             (*slot, width) = if store {
                 self.value_of(context, form, value, ty, true)?

@@ -17,7 +17,9 @@ fn each(i: &mut Instruction, mut visit: impl FnMut(&mut u16, Use)) {
     }
     // What the instruction does with `d`, `a`, `b`, `c` and `x`.
     let (d, a, b, c, x) = match i.op {
-        Op::Setp { .. } | Op::Unpack | Op::Match { .. } | Op::Elect => (Writes, Reads, Reads, Reads, Writes),
+        Op::Setp { .. } | Op::Unpack | Op::MovPair | Op::Match { .. } | Op::Elect => {
+            (Writes, Reads, Reads, Reads, Writes)
+        }
         Op::Load { .. } => (Writes, Reads, Writes, Writes, Writes),
         Op::Store { .. }
         | Op::Bulk { .. }

@@ -1,10 +1,10 @@
 //! Parses function bodies: names, labels, and operands of instructions.
 
 use super::allocate::allocate;
-use super::context::{Context, Local, Names};
+use super::context::{Context, Local, Names, Prototype};
 use super::parser::Parser;
 use crate::error::{Error, Kind};
-use crate::module::{Linkage, Place};
+use crate::module::{Linkage, Place, Slot};
 use crate::operand::{Operand, Type};
 use crate::token::Token;
 
@@ -61,15 +61,13 @@ impl<'a> Parser<'a> {
 
     fn label(&mut self, context: &mut Context<'a>, word: &'a str, line: u32) -> Result<(), Error> {
         if let Some(Token::Word(directive @ (".branchtargets" | ".calltargets" | ".callprototype"))) = self.peek() {
-            if directive != ".branchtargets" {
-                return Err(self.error(
-                    Kind::Form,
-                    line,
-                    directive,
-                    "calls are direct only; make the call's target known to the compiler",
-                ));
-            }
             self.at += 1;
+            if directive == ".callprototype" {
+                return self.prototype(context, word);
+            }
+            if directive != ".branchtargets" {
+                return Err(self.error(Kind::Form, line, directive, "an indirect call takes a .callprototype"));
+            }
             let table = context.body.tables.len();
             let mut labels = Vec::new();
             loop {
@@ -92,11 +90,24 @@ impl<'a> Parser<'a> {
         Ok(())
     }
 
+    /// Parses what follows `.callprototype`: `(.param .b32 _) _ (.param .b64 _);`.
+    fn prototype(&mut self, context: &mut Context<'a>, label: &'a str) -> Result<(), Error> {
+        let slots = |found: Vec<(&str, Slot)>| found.into_iter().map(|(_, slot)| slot).collect();
+        let results = slots(self.parameters(&mut 0)?);
+        self.name()?;
+        let parameters = slots(self.parameters(&mut 0)?);
+        while self.peek() == Some(Token::Word(".noreturn")) {
+            self.at += 1;
+        }
+        context.scopes[context.scope].prototypes.insert(label, Prototype { parameters, results });
+        self.expect(';')
+    }
+
     fn local_directive(&mut self, context: &mut Context<'a>, word: &'a str, line: u32) -> Result<(), Error> {
         match word {
             ".reg" => {
                 let space = self.word("a type")?;
-                let Some(ty) = space.strip_prefix('.').and_then(Type::parse).filter(|ty| ty.bits <= 64) else {
+                let Some(ty) = space.strip_prefix('.').and_then(Type::parse) else {
                     return Err(self.error(
                         Kind::Form,
                         line,

@@ -3,7 +3,7 @@
 use super::parser::Parser;
 use crate::code::{Body, Relocation};
 use crate::error::{Error, Kind};
-use crate::module::Slot;
+use crate::module::{Slot, Symbol};
 use std::collections::HashMap;
 
 /// What a name in a function refers to.
@@ -20,6 +20,13 @@ pub enum Local {
     Variable(usize),
 }
 
+/// What an indirect call passes and gets back.
+#[derive(Clone, Default)]
+pub struct Prototype {
+    pub parameters: Vec<Slot>,
+    pub results: Vec<Slot>,
+}
+
 /// The names in one block of a function's body.
 #[derive(Default)]
 pub struct Names<'a> {
@@ -28,6 +35,7 @@ pub struct Names<'a> {
     pub ranges: Vec<(&'a str, u16, u32, u8)>,
     pub labels: HashMap<&'a str, u32>,
     pub tables: HashMap<&'a str, usize>,
+    pub prototypes: HashMap<&'a str, Prototype>,
     pub parent: usize,
 }
 
@@ -37,7 +45,7 @@ pub struct Context<'a> {
     pub scopes: Vec<Names<'a>>,
     pub scope: usize,
     constants: HashMap<u64, u16>,
-    addresses: HashMap<(usize, i64, u8), u16>,
+    addresses: HashMap<(Symbol, i64, u8), u16>,
     /// The file number and line of the last `.loc`; line 0 if there was none.
     pub source: (u32, u32),
     /// Where the last `.loc` is inlined: an index among the module's texts, or 0.
@@ -81,7 +89,7 @@ impl<'a> Context<'a> {
             if let Some(number) = number {
                 let range = names.ranges.iter().find(|range| range.0 == &name[..digits] && number < range.2);
                 if let Some(&(_, first, _, width)) = range {
-                    return Some(Local::Register { slot: first + number as u16, width });
+                    return Some(Local::Register { slot: first + (number * slots_of(width)) as u16, width });
                 }
             }
             if scope == 0 {
@@ -103,6 +111,20 @@ impl<'a> Context<'a> {
         }
     }
 
+    pub fn prototype(&self, name: &str) -> Option<&Prototype> {
+        let mut scope = self.scope;
+        loop {
+            let names = &self.scopes[scope];
+            if let Some(found) = names.prototypes.get(name) {
+                return Some(found);
+            }
+            if scope == 0 {
+                return None;
+            }
+            scope = names.parent;
+        }
+    }
+
     /// Records that the next instruction branches to `label`.
     pub fn branch(&mut self, label: &'a str) {
         self.branches.push((self.body.code.len(), self.scope, label));
@@ -114,15 +136,21 @@ impl<'a> Context<'a> {
     }
 }
 
+/// Returns how many slots a register of this width has.
+fn slots_of(width: u8) -> u32 {
+    u32::from(width.div_ceil(64))
+}
+
 impl<'a> Parser<'a> {
     pub fn slots(&self, context: &mut Context<'a>, count: u32, width: u8, line: u32) -> Result<u16, Error> {
         let first = context.body.slots.len();
+        let count = count * slots_of(width);
         // `ALWAYS`, which means that there is no guard, must not be a slot's number.
         if first + count as usize > usize::from(u16::MAX) - 1 {
             return Err(self.error(Kind::Limit, line, ".reg", "a function has at most 65534 registers and constants"));
         }
         // An uninitialized register holds a value that no program expects.
-        let poison = 0xa5a5_a5a5_a5a5_a5a5 & (u64::MAX >> (64 - u32::from(width)));
+        let poison = 0xa5a5_a5a5_a5a5_a5a5 & (u64::MAX >> (64 - u32::from(width.min(64))));
         context.body.slots.resize(first + count as usize, poison);
         Ok(first as u16)
     }
@@ -142,21 +170,21 @@ impl<'a> Parser<'a> {
         Ok(slot)
     }
 
-    /// Returns the slot of a variable's address.
+    /// Returns the slot of a variable's or a function's address.
     pub fn address(
         &self,
         context: &mut Context<'a>,
-        variable: usize,
+        target: Symbol,
         addend: i64,
         width: u8,
         line: u32,
     ) -> Result<u16, Error> {
-        if let Some(&slot) = context.addresses.get(&(variable, addend, width)) {
+        if let Some(&slot) = context.addresses.get(&(target, addend, width)) {
             return Ok(slot);
         }
         let slot = self.slots(context, 1, 64, line)?;
-        context.body.relocations.push(Relocation { slot, variable, addend, width });
-        context.addresses.insert((variable, addend, width), slot);
+        context.body.relocations.push(Relocation { slot, target, addend, width });
+        context.addresses.insert((target, addend, width), slot);
         Ok(slot)
     }
 }

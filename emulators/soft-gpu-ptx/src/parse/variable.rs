@@ -142,18 +142,15 @@ impl<'a> Parser<'a> {
                     self.expect(')')?;
                 }
                 let addend = self.addend()?;
-                let target = match self.module.symbols.get(name) {
-                    Some(&Symbol::Variable(target)) if self.module.variables[target].place != Place::Shared => target,
-                    Some(_) => {
-                        return Err(self.error(
-                            Kind::Form,
-                            line,
-                            name,
-                            "contents are numbers and addresses of global variables; calls are direct only",
-                        ));
-                    }
-                    None => return Err(self.unknown(line, name)),
+                let target = *self.module.symbols.get(name).ok_or_else(|| self.unknown(line, name))?;
+                let fits = match target {
+                    Symbol::Variable(target) => self.module.variables[target].place != Place::Shared,
+                    Symbol::Function(target) => !self.module.functions[target].kernel && !generic && addend == 0,
                 };
+                if !fits {
+                    let cause = "contents are numbers and addresses of global variables and of functions";
+                    return Err(self.error(Kind::Form, line, name, cause));
+                }
                 if bytes != 8 {
                     return Err(self.error(Kind::Operand, line, name, "an address needs an element of 64 bits"));
                 }

@@ -4,7 +4,7 @@ use super::access::poke;
 use super::{Frame, Thread};
 use crate::alu::{Values, compute};
 use crate::bulk::Shared;
-use crate::code::blank;
+use crate::code::{Instruction, blank};
 use crate::core::{Core, Fault};
 use crate::error::TrapKind;
 use crate::program::{BuiltIn, MAX_DEPTH, Program};
@@ -13,11 +13,15 @@ use crate::program::{BuiltIn, MAX_DEPTH, Program};
 const MAX_LOCAL: usize = 512 << 10;
 
 impl Thread {
-    pub(super) fn enter(&mut self, core: &mut Core<'_>, shared: &Shared, call: u32) -> Result<(), Fault> {
+    pub(super) fn enter(&mut self, core: &mut Core<'_>, shared: &Shared, i: &Instruction) -> Result<(), Fault> {
         let program = core.program;
         let caller = &program.functions[self.at.function as usize].body;
-        let call = &caller.calls[call as usize];
-        let callee = &program.functions[call.target];
+        let call = &caller.calls[i.imm as usize];
+        let target = match call.target {
+            Some(target) => target,
+            None => program.called(call, self.slot(i.a)).map_err(|cause| Fault::new(TrapKind::Address, cause))?,
+        };
+        let callee = &program.functions[target];
         if let Some(built_in) = callee.built_in {
             let arguments: Vec<u64> = call.arguments.iter().map(|&place| self.argument(place)).collect();
             let result = self.built_in(core, shared, built_in, &arguments)?;
@@ -42,11 +46,11 @@ impl Thread {
         self.frames.push(old);
         let params = self.params.len().next_multiple_of(16);
         self.params.resize(params + callee.body.params as usize, 0xa5);
-        for copy in &call.copies_in {
-            let from = (old.params + copy.from) as usize;
-            self.params.copy_within(from..from + copy.size as usize, params + copy.to as usize);
+        for (&(from, size), slot) in call.arguments.iter().zip(&callee.parameters) {
+            let (from, to, size) = ((old.params + from) as usize, params + slot.offset as usize, size as usize);
+            self.params.copy_within(from..from + size, to);
             if let Some(depths) = &mut self.depths {
-                depths.copy(from, params + copy.to as usize, copy.size as usize);
+                depths.copy(from, to, size);
             }
         }
         let local = self.local.len().next_multiple_of(16);
@@ -58,13 +62,13 @@ impl Thread {
         }
         self.local.resize(local + callee.body.local as usize, 0xa5);
         self.at = Frame {
-            function: call.target as u32,
+            function: target as u32,
             pc: 0,
             base: self.slots.len() as u32,
             params: params as u32,
             local: local as u32,
         };
-        self.slots.extend_from_slice(&core.templates[call.target]);
+        self.slots.extend_from_slice(&core.templates[target]);
         Ok(())
     }
 
@@ -77,13 +81,11 @@ impl Thread {
         let body = &program.functions[caller.function as usize].body;
         let call = &body.calls[body.code[caller.pc as usize].imm as usize];
         let mut result = 0;
-        for copy in &call.copies_out {
-            // The callee's slot is `to`.
-            let from = (old.params + copy.to) as usize;
-            let to = (caller.params + copy.from) as usize;
-            self.params.copy_within(from..from + copy.size as usize, to);
+        for (&(to, size), slot) in call.results.iter().zip(&program.functions[old.function as usize].results) {
+            let (from, to, size) = ((old.params + slot.offset) as usize, (caller.params + to) as usize, size as usize);
+            self.params.copy_within(from..from + size, to);
             if let Some(depths) = &mut self.depths {
-                result = result.max(depths.copy(from, to, copy.size as usize));
+                result = result.max(depths.copy(from, to, size));
             }
         }
         if let Some(depths) = &mut self.depths {
@@ -115,10 +117,13 @@ impl Thread {
                 let values = Values { a: argument(0), b: argument(1), c: argument(2), x: 0 };
                 Ok(compute(op, width, &values, &blank(op, width)))
             }
-            BuiltIn::AssertFail => Err(Fault::new(
-                TrapKind::Trap,
-                format!("an assertion failed in line {} of the kernel's source", arguments[2]),
-            )),
+            BuiltIn::AssertFail => {
+                // A text that can't be read is left out.
+                let [text, file, function] =
+                    [0, 1, 3].map(|at| self.string(core, shared, arguments[at]).unwrap_or_default());
+                let line = arguments[2];
+                Err(Fault::new(TrapKind::Trap, format!("the assertion `{text}` failed in {file}:{line}, {function}")))
+            }
         }
     }
 }

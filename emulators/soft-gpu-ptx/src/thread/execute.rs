@@ -146,7 +146,7 @@ impl Thread {
                     std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
                 }
                 Op::Call => {
-                    self.enter(core, shared, i.imm as u32)?;
+                    self.enter(core, shared, i)?;
                     body = &program.functions[self.at.function as usize].body;
                     continue;
                 }
@@ -159,8 +159,12 @@ impl Thread {
                 }
                 Op::Exit => return Ok(Event::Ended),
                 Op::Trap => {
-                    let name = if i.width == 1 { "brkpt" } else { "trap" };
-                    return Err(Fault::new(TrapKind::Trap, format!("the kernel executed `{name}`")));
+                    let cause = match i.width {
+                        1 => "the kernel executed `brkpt`",
+                        128 => "the kernel executed `multimem`, and the software GPU has no multicast memory",
+                        _ => "the kernel executed `trap`",
+                    };
+                    return Err(Fault::new(TrapKind::Trap, cause));
                 }
                 Op::Nanosleep => {
                     self.at.pc = pc + 1;
@@ -198,6 +202,11 @@ impl Thread {
                         self.spin.loaded = true;
                     }
                     self.slots[base + usize::from(i.d)] = low(value, i.width);
+                }
+                Op::MovPair => {
+                    let (low, high) = (get(i.a), get(i.b));
+                    slots[usize::from(i.d)] = low;
+                    slots[usize::from(i.x)] = high;
                 }
                 Op::Unpack => {
                     let value = get(i.a);

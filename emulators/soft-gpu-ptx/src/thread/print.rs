@@ -72,7 +72,7 @@ impl Thread {
     }
 
     /// Reads a NUL-terminated string.
-    fn string(&self, core: &mut Core<'_>, shared: &Shared, address: u64) -> Result<String, Fault> {
+    pub(super) fn string(&self, core: &mut Core<'_>, shared: &Shared, address: u64) -> Result<String, Fault> {
         let mut bytes = Vec::new();
         while bytes.len() < MAX_LEN {
             match self.read(core, shared, address.wrapping_add(bytes.len() as u64), 1)? as u8 {

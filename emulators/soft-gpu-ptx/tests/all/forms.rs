@@ -11,6 +11,13 @@ const FORMS: &[(&str, u64)] = &[
     ("mov.b64 %d1, 0x1122334455667788; mov.b64 {%r0, _}, %d1", 0x5566_7788),
     ("mov.b64 %d0, {%r3, %r4}", 0x0000_0004_0000_0003),
     ("mov.b32 %r0, {%h3, %h4}", 0x0004_0003),
+    ("{ .reg .b128 q; mov.b128 q, {%d3, 0x1234567890}; mov.b128 {_, %d0}, q; }", 0x12_3456_7890),
+    (
+        "{ .reg .b128 q<3>; mov.b128 q1, {%d4, %d5}; mov.b128 q2, q1; mov.b128 q1, {%d3, %d3}; mov.b128 {%d0, _}, q2; }",
+        4,
+    ),
+    ("{ .reg .b128 q; mov.b128 q, {%d4, %d5}; @%p2 mov.b128 q, {%d3, %d3}; mov.b128 {_, %d0}, q; }", 5),
+    ("mov.b128 {%d3, %d4}, {%d4, %d3}; sub.s64 %d0, %d3, %d4", 1),
     ("add.s64 %d0, %d3, -5", u64::MAX - 1),
     ("add.u32 %r0, %r3, 0xfffffffe", 1),
     ("add.s16 %h0, %h3, -4", 0xffff),
@@ -263,6 +270,16 @@ const FORMS: &[(&str, u64)] = &[
     ("ld.global.nc.L1::no_allocate.v2.u64 {%d1, %d0}, [%out+16]", 3),
     ("ld.L1::no_allocate.L2::cache_hint.global.nc.v4.s32 {%r1, %r2, %r0, %r3}, [%out+16], %d3", 3),
     ("st.global.L2::cache_hint.b64 [%out+16], 9, %d3; ld.global.b64 %d0, [%out+16]", 9),
+    ("{ .reg .b128 q; ld.relaxed.sys.global.b128 q, [%out+16]; mov.b128 {_, %d0}, q; }", 3),
+    ("{.reg .b128 q; mov.b128 q,{%d5,%d4}; st.relaxed.sys.global.b128 [%out+16],q; } ld.global.b64 %d0, [%out+24];", 4),
+    (
+        "{.reg .b128 q; mov.b128 q,{%d5,%d4}; st.b128 [%out+16],q; ld.b128 q,[%out+32]; } ld.global.b64 %d0, [%out+16];",
+        5,
+    ),
+    ("ld.relaxed.sys.global.L1::no_allocate.b8 %h0, [%out+15]", 0x88),
+    ("ld.relaxed.sys.global.L1::no_allocate.b32 %r0, [%out+8]", 0xccdd_eeff),
+    ("st.weak.cs.v2.b64 [%out+16], {%d5, %d4}; ld.global.b64 %d0, [%out+24]", 4),
+    ("st.global.wt.v4.u32 [%out+16],{%r5,%r4,%r3,%r3}; ld.global.b64 %d0, [%out+24]", 0x3_0000_0003),
     ("ld.volatile.global.u32 %r0, [%out+8]", 0xccdd_eeff),
     ("ld.relaxed.sys.global.b64 %d0, [%out+16]", 2),
     ("ld.acquire.gpu.b32 %r0, [%out+16]", 2),
@@ -295,6 +312,12 @@ const FORMS: &[(&str, u64)] = &[
     ("atom.global.min.s64 %d1, [%out+16], -1; ld.global.b64 %d0, [%out+16]", u64::MAX),
     ("atom.global.inc.u32 %r1, [%out+16], 2; ld.global.b64 %d0, [%out+16]", 0),
     ("atom.global.dec.u32 %r1, [%out+16], 2; ld.global.b64 %d0, [%out+16]", 1),
+    ("atom.add.relaxed.cta.u32 %r1,[%out+16],%r5; ld.global.b64 %d0, [%out+16]", 7),
+    ("atom.add.relaxed.gpu.u32 %r1,[%out+16],%r5; ld.global.b64 %d0, [%out+16]", 7),
+    ("atom.add.relaxed.sys.u64 %d1,[%out+16],%d5; ld.global.b64 %d0, [%out+16]", 7),
+    ("atom.max.acquire.cta.u64 %d1,[%out+16],%d5; ld.global.b64 %d0, [%out+16]", 5),
+    ("atom.max.relaxed.sys.u64 %d0,[%out+16],%d5", 2),
+    ("atom.cas.release.gpu.b32 %r1,[%out+16],2,%r5; ld.global.b64 %d0, [%out+16]", 5),
     ("red.global.add.u64 [%out+16], 3; ld.global.b64 %d0, [%out+16]", 5),
     ("red.release.gpu.global.or.b32 [%out+16], 8; ld.global.b64 %d0, [%out+16]", 10),
     ("atom.acquire.cta.shared.add.u64 %d1, [room+8], 1; ld.shared.b64 %d2, [room+8]; sub.s64 %d0, %d2, %d1", 1),
@@ -382,6 +405,88 @@ fn calls_pass_arguments_and_results_by_value() {
     let arena = Arena::new(8);
     run_text(text, &arena, 4).unwrap_or_else(|trap| panic!("{trap}"));
     assert_eq!([arena.get(0), arena.get(1), arena.get(2)], [22, 11, 1275]);
+}
+
+/// Two functions, a table of their addresses, and a kernel that calls one of them through its address in `%d2`.
+fn indirect(call: &str) -> String {
+    format!(
+        ".version 7.0\n.target sm_80\n.address_size 64\n\
+         .func (.param .b32 r) twice(.param .b64 x); .func (.param .b32 r) deep(.param .b64 x); .func nothing();\n\
+         .const .align 8 .u64 table[3] = {{twice, deep, nothing}};\n\
+         .func (.param .b32 r) twice(.param .b64 x) {{ .reg .b64 %d<3>; .reg .b32 %r;\n\
+           ld.param.b64 %d1, [x]; shl.b64 %d2, %d1, 1; cvt.u32.u64 %r, %d2; st.param.b32 [r], %r; ret; }}\n\
+         .func (.param .b32 r) deep(.param .b64 x) {{ .reg .b64 %d<3>; .reg .b32 %r; .shared .b64 own; .local .b64 spot;\n\
+           ld.param.b64 %d1, [x]; st.shared.b64 [own], %d1; st.local.b64 [spot], 100; ld.shared.b64 %d1, [own];\n\
+           ld.local.b64 %d2, [spot]; add.s64 %d2, %d2, %d1; cvt.u32.u64 %r, %d2; st.param.b32 [r], %r; ret; }}\n\
+         .func nothing() {{ ret; }}\n\
+         .visible .entry k(.param .u64 out) {{ .reg .b64 %d<9>; .reg .b32 %r<3>; .reg .pred %p; .param .b64 x; .param .b32 y; .param .b64 z;\n\
+           ld.param.b64 %d1, [out]; st.param.b64 [x], 21; mov.b32 %r1, %tid.x; mul.wide.u32 %d3, %r1, 8;\n\
+           mov.b64 %d4, table; add.s64 %d4, %d4, %d3; add.s64 %d3, %d3, %d1;\n{call}\n\
+           ld.param.b32 %r2, [y]; st.global.b32 [%d3], %r2; ret; }}\n"
+    )
+}
+
+fn run_with_table(text: &str, arena: &Arena, threads: u32) -> Result<(), String> {
+    let program = crate::arena::linked(text);
+    // The table comes after the results.
+    let table = program.initial(0, &[arena.address() + 64]);
+    for (word, bytes) in table.chunks_exact(8).enumerate() {
+        arena.set(8 + word, u64::from_le_bytes(bytes.try_into().expect("8 bytes")));
+    }
+    let loaded = program.clone().load(&[arena.address() + 64]);
+    let launch = crate::arena::launch(arena, 1, threads, 1);
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    soft_gpu_ptx::run(&loaded, program.kernel("k").expect("a kernel k"), &launch, arena, &stop)
+        .map(|_| ())
+        .map_err(|trap| trap.to_string())
+}
+
+const PROTOTYPE: &str = "p: .callprototype (.param .b32 _) _ (.param .b64 _);";
+
+#[test]
+fn indirect_calls_reach_the_functions_in_a_table() {
+    let arena = Arena::new(16);
+    let text = indirect(&format!("ld.const.b64 %d2, [%d4]; {PROTOTYPE} call (y), %d2, (x), p;"));
+    run_with_table(&text, &arena, 2).unwrap_or_else(|trap| panic!("{trap}"));
+    assert_eq!([arena.get(0), arena.get(1)], [42, 121]);
+    let arena = Arena::new(16);
+    let text = indirect(&format!("mov.b64 %d2, deep; {PROTOTYPE} call (y), %d2, (x), p;"));
+    run_with_table(&text, &arena, 1).unwrap_or_else(|trap| panic!("{trap}"));
+    assert_eq!(arena.get(0), 121);
+}
+
+#[test]
+fn a_wrong_indirect_call_is_a_trap_with_its_cause() {
+    let cases = [
+        ("mov.b64 %d2, 64; call (y), %d2, (x), p;", "0x40, which is no function's address"),
+        ("mov.b64 %d2, deep; add.s64 %d2, %d2, 1; call (y), %d2, (x), p;", "no function's address"),
+        ("mov.b64 %d2, deep; add.s64 %d2, %d2, 160; call (y), %d2, (x), p;", "no function's address"),
+        ("ld.const.b64 %d2, [%d4+16]; call (y), %d2, (x), p;", "nothing, whose parameters or results differ"),
+        ("mov.b64 %d2, deep; ld.b64 %d2, [%d2];", "neither device memory"),
+    ];
+    for (call, cause) in cases {
+        let trap = run_with_table(&indirect(&format!("{PROTOTYPE} {call}")), &Arena::new(16), 1);
+        let trap = trap.expect_err(call);
+        assert!(trap.contains(cause), "{call}: {trap}");
+    }
+}
+
+#[test]
+fn a_failed_assertion_says_what_and_where() {
+    let arena = Arena::new(16);
+    let words =
+        |at: usize, text: &[u8]| arena.set(at, text.iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte)));
+    words(1, b"x > 0");
+    words(2, b"a.cu");
+    words(3, b"f()");
+    let text = ".version 7.0\n.target sm_80\n.address_size 64\n\
+        .extern .func __assertfail(.param .b64 a, .param .b64 b, .param .b32 c, .param .b64 d, .param .b64 e);\n\
+        .visible .entry k(.param .u64 out) { .reg .b64 %d<4>; .param .b64 a; .param .b64 b; .param .b32 c; .param .b64 d; .param .b64 e;\n\
+        ld.param.b64 %d0, [out]; add.s64 %d1, %d0, 8; add.s64 %d2, %d0, 16; add.s64 %d3, %d0, 24;\n\
+        st.param.b64 [a], %d1; st.param.b64 [b], %d2; st.param.b32 [c], 77; st.param.b64 [d], %d3; st.param.b64 [e], 1;\n\
+        call.uni __assertfail, (a, b, c, d, e); ret; }\n";
+    let trap = run_text(text, &arena, 1).expect_err("an assertion").to_string();
+    assert!(trap.contains("the assertion `x > 0` failed in a.cu:77, f()"), "{trap}");
 }
 
 #[test]

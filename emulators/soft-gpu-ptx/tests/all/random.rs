@@ -559,6 +559,12 @@ impl Program {
                 t.regs[2][d] = t.regs[1][a] + (t.regs[1][b] << 32)
             });
         }
+        if from == 2 && to == 2 && self.random.one_in(2) {
+            let (b, e) = (self.random.index(N), (d + 1) % N);
+            return self.step(&format!("mov.b128 {{%d{d}, %d{e}}}, {{%d{a}, %d{b}}}"), |t| {
+                (t.regs[2][d], t.regs[2][e]) = (t.regs[2][a], t.regs[2][b])
+            });
+        }
         let text = format!(
             "cvt.{}.{} %{}{d}, %{}{a}",
             name(to_signed, to_bits),
@@ -610,31 +616,34 @@ impl Program {
                 let (b, c) = (self.source(width), self.source(width));
                 let op = self.random.of(&["add.u", "exch.b", "cas.b", "min.u", "max.s", "and.b", "or.b", "xor.b"]);
                 let more = if op == "cas.b" { format!(", {}", c.text()) } else { String::new() };
-                self.step(
-                    &format!("atom.acq_rel.gpu.global.{op}{n} %{l}{d}, [%own+{}], {}{more}", word * 8, b.text()),
-                    |t| {
-                        let old = cut(u128::from(t.memory[word]), n);
-                        let (b, c) = (b.of(t), c.of(t));
-                        let new = match op {
-                            "add.u" => back(i128::from(old) + i128::from(b), n),
-                            "exch.b" => b,
-                            "cas.b" => {
-                                if old == b {
-                                    c
-                                } else {
-                                    old
-                                }
+                // The order that the language gives the modifiers, and the one that NCCL writes.
+                let name = if self.random.one_in(2) {
+                    format!("acq_rel.gpu.global.{op}{n}")
+                } else {
+                    format!("{}.relaxed.sys.{}{n}", &op[..op.len() - 2], &op[op.len() - 1..])
+                };
+                self.step(&format!("atom.{name} %{l}{d}, [%own+{}], {}{more}", word * 8, b.text()), |t| {
+                    let old = cut(u128::from(t.memory[word]), n);
+                    let (b, c) = (b.of(t), c.of(t));
+                    let new = match op {
+                        "add.u" => back(i128::from(old) + i128::from(b), n),
+                        "exch.b" => b,
+                        "cas.b" => {
+                            if old == b {
+                                c
+                            } else {
+                                old
                             }
-                            "min.u" => old.min(b),
-                            "max.s" => back(number(old, n, true).max(number(b, n, true)), n),
-                            "and.b" => old & b,
-                            "or.b" => old | b,
-                            _ => old ^ b,
-                        };
-                        t.memory[word] = t.memory[word] - old + new;
-                        t.regs[width][d] = old;
-                    },
-                );
+                        }
+                        "min.u" => old.min(b),
+                        "max.s" => back(number(old, n, true).max(number(b, n, true)), n),
+                        "and.b" => old & b,
+                        "or.b" => old | b,
+                        _ => old ^ b,
+                    };
+                    t.memory[word] = t.memory[word] - old + new;
+                    t.regs[width][d] = old;
+                });
             }
         }
     }
