@@ -97,22 +97,28 @@ class Kernels {
     MUST(cuModuleLoadData(&module_, image));
     MUST(cuLinkDestroy(link));
   }
-  // Launches a kernel with one parameter, a struct, and waits for it.
-  void launch(const char* name, void* parameter, int blocks, int threads, int shared, bool cooperative) const {
+  // Launches a kernel and waits for it. `kind` is the launch's only attribute; 0: none.
+  void launch(const char* name, std::vector<void*> parameters, int blocks, int threads, int shared, int kind = 0) const {
+    start(name, parameters, blocks, threads, shared, kind);
+    must(cuCtxSynchronize(), name);
+  }
+  void start(const char* name, std::vector<void*> parameters, int blocks, int threads, int shared, int kind) const {
     CUfunction function;
-    void* parameters[] = {parameter};
+    CUlaunchAttribute attribute{};
+    CUlaunchConfig config{};
     MUST(cuModuleGetFunction(&function, module_, name));
     MUST(cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared));
-    auto start = [&] {
-      if (cooperative) return cuLaunchCooperativeKernel(function, blocks, 1, 1, threads, 1, 1, shared, nullptr, parameters);
-      return cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, shared, nullptr, parameters, nullptr);
-    };
-    must(start(), name);
-    must(cuCtxSynchronize(), name);
+    attribute.id = CUlaunchAttributeID(kind);
+    attribute.value.cooperative = 1;
+    config.gridDimX = blocks, config.blockDimX = threads;
+    config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
+    config.sharedMemBytes = shared;
+    config.attrs = &attribute, config.numAttrs = kind != 0;
+    must(cuLaunchKernelEx(&config, function, parameters.data(), nullptr), name);
   }
 };
 
-// A window and contexts of the host API, as ncclCommWindowRegister and ncclDevCommCreate hand them to kernels. Each rank is a node of its own.
+// A window and contexts of the host API, as ncclCommWindowRegister and ncclDevCommCreate hand them to kernels.
 struct Nccl {
   Buffer<ncclWindow_vidmem> window{1};
   Buffer<ncclWindow_t> windows{1};
@@ -123,9 +129,17 @@ struct Nccl {
   Nccl(const ferrogin::Comm& ranks, const ferrogin::Window& memory, const ferrogin::Context& context, uint32_t contexts, uint32_t signals,
        bool strong)
     : shadows(size_t(contexts) * signals) {
+    auto [lsa_rank, lsa_ranks] = ranks.lsa();
+    // NCCL numbers the ranks node by node, equally many on each.
+    if (ranks.ranks() % lsa_ranks || ranks.lsa_world_rank(0) % lsa_ranks || ranks.rank() % lsa_ranks != lsa_rank) {
+      throw std::invalid_argument("the ranks of a node have to follow one another: set FERROGIN_NODE");
+    }
+    auto address_of = [&](uint32_t rank) { return reinterpret_cast<uintptr_t>(memory.lsa_address(rank)); };
     ncclWindow_vidmem view{};
     view.worldRank = int(ranks.rank());
-    view.lsaFlatBase = static_cast<char*>(memory.address());
+    view.lsaRank = int(lsa_rank);
+    view.lsaFlatBase = reinterpret_cast<char*>(address_of(0));
+    view.stride4G = lsa_ranks > 1 ? uint32_t((address_of(1) - address_of(0)) >> 32) : 0;
     view.numSegments = 1;
     view.ginWinsDefaultBackend[0] = memory.handle();
     window.set({view});
@@ -134,8 +148,9 @@ struct Nccl {
     host_comm.rank = int(ranks.rank());
     host_comm.nRanks = int(ranks.ranks());
     host_comm.nRanks_rcp32 = nccl::utility::idivRcp32(ranks.ranks());
-    host_comm.lsaSize = 1;
-    host_comm.lsaSize_rcp32 = nccl::utility::idivRcp32(1);
+    host_comm.lsaRank = int(lsa_rank);
+    host_comm.lsaSize = int(lsa_ranks);
+    host_comm.lsaSize_rcp32 = nccl::utility::idivRcp32(lsa_ranks);
     host_comm.ginConnectionCount = 1;
     host_comm.ginConnectionStride = host_comm.ginContextStride = 1;
     host_comm.ginContextCount = contexts;

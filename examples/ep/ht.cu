@@ -372,17 +372,17 @@ int main(int argc, char** argv) try {
 
   for (uint32_t round = 0; round < rounds && !self.wrong; round++) {
     self.prepare(round);
-    kernels.launch("ht_scan", &scan, BLOCKS, SCAN_THREADS, shared.scan, false);
-    kernels.launch("ht_dispatch", &dispatch, BLOCKS, DISPATCH_THREADS, shared.dispatch, false);
+    kernels.launch("ht_scan", {&scan}, BLOCKS, SCAN_THREADS, shared.scan);
+    kernels.launch("ht_dispatch", {&dispatch}, BLOCKS, DISPATCH_THREADS, shared.dispatch);
     self.check_dispatch_and_compute(round);
-    kernels.launch("ht_combine", &combine, BLOCKS, COMBINE_THREADS, shared.combine, false);
+    kernels.launch("ht_combine", {&combine}, BLOCKS, COMBINE_THREADS, shared.combine);
     self.check_combine(round);
     context.check();
   }
   std::printf("HT, rank %u of %d: %u rounds of %u tokens, %d values are wrong\n", self.rank, RANKS, rounds, routing.tokens(self.rank), self.wrong);
   if (self.wrong) return 1;
   FlushArguments delivered{nccl.comm.get(), CONTEXTS};
-  kernels.launch("flush", &delivered, 1, 1, 0, false);
+  kernels.launch("flush", {&delivered}, 1, 1, 0);
   comm.barrier();
   return 0;
 } catch (const std::exception& error) {

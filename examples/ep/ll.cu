@@ -308,16 +308,16 @@ int main(int argc, char** argv) try {
   };
   for (uint32_t round = 0; round < rounds && !self.wrong; round++) {
     self.prepare(round);
-    phases(dispatch, [&] { kernels.launch("ll_dispatch", &dispatch, blocks, warps * 32, 0, true); });
+    phases(dispatch, [&] { kernels.launch("ll_dispatch", {&dispatch}, blocks, warps * 32, 0, CU_LAUNCH_ATTRIBUTE_COOPERATIVE); });
     self.check_dispatch_and_compute(round);
-    phases(combine, [&] { kernels.launch("ll_combine", &combine, combine_blocks, fit.num_warps * 32, fit.dynamic_smem_bytes, true); });
+    phases(combine, [&] { kernels.launch("ll_combine", {&combine}, combine_blocks, fit.num_warps * 32, fit.dynamic_smem_bytes, CU_LAUNCH_ATTRIBUTE_COOPERATIVE); });
     self.check_combine(round);
     context.check();
   }
   std::printf("LL, rank %u of %u: %u rounds of %d tokens, %d values are wrong\n", self.rank, self.ranks, rounds, dispatch.numTokens, self.wrong);
   if (self.wrong) return 1;
   FlushArguments delivered{nccl.comm.get(), CONTEXTS};
-  kernels.launch("flush", &delivered, 1, 1, 0, false);
+  kernels.launch("flush", {&delivered}, 1, 1, 0);
   comm.barrier();
   return 0;
 } catch (const std::exception& error) {

@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# Runs nccl_ep's own kernels on the software GPU and the software card: run.sh [DIST]
+# Runs nccl_ep's and DeepEP's own kernels on the software GPU and the software card: run.sh [DIST]
 #
-# Fetches the package nccl-extensions from PyPI once (into .cache/), makes the edits that patch.py lists, compiles examples/ep/ll.cu and ht.cu
-# with its kernels (into target/ep/), and runs dispatch and combine between ranks, each a process. The programs check every row, weight and
+# Fetches their packages from PyPI once (into .cache/), makes the edits that patch.py lists, compiles examples/ep/ll.cu, ht.cu and deepep.cu with
+# their kernels (into target/ep/), and runs dispatch and combine between ranks, each a process. The programs check every row, weight and
 # count. Then runs kernels and set-ups with a known defect, which must be noticed. Prints a line per test and a final line with the counts; exits
 # with status 1 if a test failed. What isn't available counts as skipped.
 #
 #   FERROGIN_SOAK=1   all types, layouts, sizes and defects
 #   EP_ONLY=TEXT      only the tests whose names contain TEXT
+#   EP_OUT=DIR        compiles into DIR, so that two runs don't use the same files
 set -uo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 root=$(cd "$here/../.." && pwd)
 dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
-out=$root/target/ep
+out=${EP_OUT:-$root/target/ep}
 faults=reorder=64,reread=0.2,delay_us=0..200
 limit=900 # seconds for a job, which takes seconds on an idle machine
 passed=0 failed=0 skipped=0
@@ -41,7 +42,7 @@ finish() {
 }
 
 skip_all() {
-    echo "SKIP nccl_ep's kernels: $1"
+    echo "SKIP expert-parallel kernels: $1"
     skipped=$((skipped + 1))
     finish
 }
@@ -49,21 +50,26 @@ skip_all() {
 # build KIND EDITS DEFINE...: compiles a driver with kernels that have these edits, unless this run did so before. Sets `program`.
 declare -A built=()
 build() {
-    local kind=$1 edits=$2 headers status=0
+    local kind=$1 edits=$2 headers status=0 from=$nccl_ep
     shift 2
     local name="$kind $edits $*"
     program=$out/$(tr -c 'A-Za-z0-9\n' '-' <<<"$name")
     [ -z "${built[$name]:-}" ] || return 0
-    headers=$out/headers-$(tr -c 'a-z0-9\n' '-' <<<"$edits")
+    if [ "$kind" = deepep ]; then
+        from=$deep_ep
+        set -- -std=gnu++20 "$@"
+    fi
+    headers=$out/headers-$(basename "$(dirname "$from")")-$(tr -c 'a-z0-9\n' '-' <<<"$edits")
     # shellcheck disable=SC2086
-    python3 "$here/patch.py" "$package" "$headers" $edits >"$log" 2>&1 &&
+    python3 "$here/patch.py" "$from" "$headers" $edits >"$log" 2>&1 &&
         "$here/compile.sh" "$root/examples/ep/$kind.cu" "$program" "$headers" "$@" >"$log" 2>&1 || status=$?
     [ $status -ne 3 ] || skip_all "$(tail -n 1 "$log")"
     [ $status -eq 0 ] && built[$name]=1
     return $status
 }
 
-# job RANKS SETTING... -- OPTION...: starts the ranks of `program`. Succeeds if all of them found every value right.
+# job RANKS SETTING... -- OPTION...: starts the ranks of `program`, PER_NODE on each node (default: 1). Succeeds if all of them found every
+# value right.
 job() {
     local ranks=$1 settings=()
     shift
@@ -73,7 +79,7 @@ job() {
     done
     shift
     env FERROGIN_SIGNALS=emulated "${settings[@]}" timeout --kill-after=5 "$limit" "$dist/ferrogin" gpu -- "$dist/ferrogin" run -n "$ranks" -- \
-        "$program" kernels="$program.ptx" device="$dist/cuda/ferrogin_device.ptx" "$@" >"$log" 2>&1 &&
+        sh -c 'FERROGIN_NODE=$((FERROGIN_RANK / ${PER_NODE:-1})) exec "$0" "$@"' "$program" kernels="$program.ptx" device="$dist/cuda/ferrogin_device.ptx" "$@" >"$log" 2>&1 &&
         [ "$(grep -c ', 0 values are wrong$' "$log")" -eq "$ranks" ]
 }
 
@@ -81,29 +87,33 @@ wanted() {
     [[ $1 == *"${EP_ONLY:-}"* ]]
 }
 
-# right NAME KIND RANKS "DEFINE..." "SETTING..." OPTION...: every value must be right.
+# right NAME KIND RANKS "DEFINE..." "SETTING..." OPTION...: every value must be right. EDITS has more arguments for patch.py.
 right() {
     local name=$1 kind=$2 ranks=$3 defines=$4 settings=$5
     shift 5
     wanted "$name" || return 0
     [ "$kind" = ll ] || defines+=" -DRANKS=$ranks"
     # shellcheck disable=SC2086
-    if build "$kind" "" $defines && job "$ranks" $settings -- "$@"; then pass "$name"; else fail "$name"; fi
+    if build "$kind" "${EDITS:-}" $defines && job "$ranks" $settings -- "$@"; then pass "$name"; else fail "$name"; fi
 }
 
-# noticed NAME SEEDS KIND "EDIT..." "SETTING..." OPTION...: two ranks must find wrong values, or the software GPU a mistake, with one of the
+# noticed NAME SEEDS KIND "EDIT..." "SETTING..." OPTION... [-- DEFINE...]: two ranks must find wrong values, or the software GPU a mistake, with one of the
 # first seeds. With COUNT=1, tries all of them and says how many.
 noticed() {
-    local name=$1 seeds=$2 kind=$3 edits=$4 settings=$5 seed notices=0
+    local name=$1 seeds=$2 kind=$3 edits=$4 settings=$5 seed notices=0 options=()
     shift 5
     wanted "$name" || return 0
-    if ! build "$kind" "$edits"; then
+    while [ $# -gt 0 ] && [ "$1" != -- ]; do
+        options+=("$1")
+        shift
+    done
+    if ! build "$kind" "$edits" "${@:2}"; then
         fail "$name"
         return
     fi
     for ((seed = 1; seed <= seeds; seed++)); do
         # shellcheck disable=SC2086
-        job 2 SOFTGPU_SEED=$seed SOFTEFA_FAULTS="$faults,seed=$seed" $settings -- "$@"
+        job 2 SOFTGPU_SEED=$seed SOFTEFA_FAULTS="$faults,seed=$seed" $settings -- "${options[@]}"
         grep -Eq ': wrong |softgpu: kernel' "$log" || continue
         notices=$((notices + 1))
         [ -n "${COUNT:-}" ] || break
@@ -117,16 +127,35 @@ noticed() {
     fi
 }
 
-package=$("$here/fetch.sh" "$root/.cache" 2>"$log") || skip_all "$(tail -n 1 "$log")"
+nccl_ep=$("$here/fetch.sh" "$root/.cache" 2>"$log") || skip_all "$(tail -n 1 "$log")"
+deep_ep=$("$here/fetch.sh" "$root/.cache" deep_ep 2>"$log") || skip_all "$(tail -n 1 "$log")"
 weak=SOFTGPU_MEMORY=weak
 
 right "LL, 2 ranks, 20 rounds" ll 2 "" "SOFTEFA_FAULTS=$faults,seed=1" rounds=20
 right "LL, 8 ranks, weak memory" ll 8 "" "SOFTEFA_FAULTS=$faults,seed=2 $weak" experts=16 sms=4
+right "LL, 8 ranks, two per node, weak memory" ll 8 "" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=13 $weak" experts=16 sms=4
 right "LL, FP8, rank-major, split phases, weak memory" ll 2 "-DRECIPE=DS_FP8E3M4 -DLAYOUT=RANK_MAJOR -DTOPK=3" "$weak" split=1 rounds=4
 right "HT, 2 ranks, card signals, 20 rounds" ht 2 "" "SOFTEFA_FAULTS=$faults,seed=3 FERROGIN_SIGNALS=card" rounds=20
 right "HT, 4 ranks" ht 4 "" "SOFTEFA_FAULTS=$faults,seed=4"
+right "DeepEP, 4 ranks, two per node, weak memory" deepep 4 "-DTOPK=6" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=14 $weak"
+right "DeepEP, a row per expert, 20 rounds, weak memory" deepep 2 "-DTOPK=6 -DEXPAND=1" "SOFTEFA_FAULTS=$faults,seed=15 $weak" rounds=20
+EDITS="--with deepep-read-signal" right "DeepEP, card signals and readSignal, 20 rounds" deepep 2 "" \
+    "SOFTEFA_FAULTS=$faults,seed=19 FERROGIN_SIGNALS=card" rounds=20
 
 if [ -n "${FERROGIN_SOAK:-}" ]; then
+    for per_node in 1 2 4; do
+        right "LL, 4 ranks, $per_node per node" ll 4 "-DTOPK=8" "PER_NODE=$per_node SOFTEFA_FAULTS=$faults,seed=16 $weak" experts=16 sms=4 rounds=20
+        for modes in "" "-DREDUCE=0" "-DEXPAND=1" "-DEXPAND=1 -DREDUCE=0"; do
+            for topk in 1 3 8; do
+                right "DeepEP, 4 ranks, $per_node per node, top-k $topk, $modes" deepep 4 "-DEXPERTS=16 -DTOPK=$topk $modes" \
+                    "PER_NODE=$per_node SOFTEFA_FAULTS=$faults,seed=17 $weak" rounds=4
+            done
+        done
+    done
+    for routing in even one none idle; do
+        right "DeepEP, 2 ranks, 20 rounds, routing $routing" deepep 2 "-DTOPK=6" "SOFTEFA_FAULTS=$faults,seed=18" routing=$routing rounds=20
+    done
+    right "DeepEP, hidden 7168" deepep 2 "-DHIDDEN=7168 -DTOPK=8" "$weak" rounds=1
     for ranks in 2 4 8; do
         for routing in even one none idle; do
             right "LL, $ranks ranks, routing $routing" ll "$ranks" "-DTOPK=3" "SOFTEFA_FAULTS=$faults,seed=5" experts=16 sms=4 routing=$routing
@@ -160,6 +189,7 @@ COUNT=1 noticed "LL without the edit count-before-release" 8 ll "--without count
 noticed "LL without the edit receive-barriers" 4 ll "--without receive-barriers" "$weak"
 noticed "LL without the edit stores-before-put" 4 ll "--without stores-before-put" "$weak"
 noticed "LL without the edit lanes-after-store" 4 ll "--without lanes-after-store" "$weak"
+noticed "DeepEP without the edit deepep-padding-fence" 4 deepep "--without deepep-padding-fence" "$weak" -- -DEXPAND=1 -DTOPK=6
 # A wait, fence or order removed.
 noticed "LL without a proxy fence before a bulk store" 4 ll "--defect ll-store-fence" "$weak"
 noticed "LL without the wait for all flags" 4 ll "--defect ll-grid-sync" "$weak"
@@ -168,6 +198,7 @@ noticed "HT without combine's wait for sums" 8 ht "--defect ht-chunk-wait" ""
 # Set-ups that don't keep what the kernels rely on.
 noticed "LL with card signals" 8 ll "" "FERROGIN_SIGNALS=card SOFTEFA_FAULTS=delay_us=0..2000" tokens=64 rounds=3
 noticed "LL with weak order" 8 ll "" "SOFTEFA_FAULTS=reorder=1024,delay_us=0..400000" strong=0 experts=2 rounds=3
+noticed "DeepEP with card signals" 1 deepep "" FERROGIN_SIGNALS=card
 noticed "HT with weak order" 8 ht "" "SOFTEFA_FAULTS=reorder=1024,delay_us=1000..50000" strong=0 rounds=3
 
 finish

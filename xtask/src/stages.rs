@@ -114,7 +114,7 @@ pub const SOAK: &[(&str, &str)] = &[
     ("sizes", "the tests of the workspace with all repetitions and sizes"),
     ("kills", "500 ranks killed or stopped at seeded moments, half of them on a loaded machine"),
     ("foreign", "NCCL's device code: every scenario with every number of ranks and every fault"),
-    ("ep", "nccl_ep's kernels: every type, layout, routing and number of ranks"),
+    ("ep", "nccl_ep's and DeepEP's kernels: every type, layout, routing and number of ranks"),
     ("fuzz", "live fuzzing, half a minute a target"),
     ("address", "the plugin's tests with the address sanitizer"),
     ("thread", "the plugin's tests with the thread sanitizer"),

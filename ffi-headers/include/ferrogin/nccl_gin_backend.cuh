@@ -31,6 +31,7 @@
 #include <nccl_device/gin/efa_gda/gin_efa_gda_dev.h>
 
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -364,7 +365,7 @@ struct ncclGinApi_ResetCounter<NCCL_NET_DEVICE_GIN_EFA_GDA> {
 };
 
 // Replaces the struct of NCCL's GDAKI backend: DeepEP casts a context's handle to it, and loads the address of the signal words from
-// `signals_table.buffer`. Only emulated signals have words; without them, the cast is misuse.
+// `signals_table.buffer`. Only emulated signals have words there: a card's counters lie apart, wrap at 2^31 and start anywhere.
 struct ferrogin_signals_of_context {
   struct Words {
     uint64_t* at;
@@ -372,7 +373,11 @@ struct ferrogin_signals_of_context {
     NCCL_DEVICE_INLINE uint64_t** operator&() {
       auto* first = reinterpret_cast<char*>(this) - offsetof(nccl_ofi_gin_gdaki_dev_handle, scratch_remote_addrs);
       // A context with emulated signals has no queue for NCCL.
-      if (reinterpret_cast<nccl_ofi_gin_gdaki_dev_handle*>(first)->data.qp) FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
+      if (reinterpret_cast<nccl_ofi_gin_gdaki_dev_handle*>(first)->data.qp) {
+        printf("ferrogin: this kernel casts a context to NCCL's GDAKI struct to poll its signals, which the card counts: set "
+               "FERROGIN_SIGNALS=emulated on all ranks, or let the kernel call readSignal\n");
+        FGIN_ON_MISUSE(FGIN_UNSUPPORTED);
+      }
       return &at;
     }
   };

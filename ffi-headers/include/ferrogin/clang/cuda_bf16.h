@@ -37,6 +37,14 @@ FGIN_CLANG __nv_bfloat162 __float22bfloat162_rn(float2 from) {
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(bits) : "f"(from.y), "f"(from.x));
   return __builtin_bit_cast(__nv_bfloat162, bits);
 }
+FGIN_CLANG __nv_bfloat162 operator+(__nv_bfloat162 a, __nv_bfloat162 b) {
+  unsigned bits;
+  asm("add.rn.bf16x2 %0, %1, %2;" : "=r"(bits) : "r"(__builtin_bit_cast(unsigned, a)), "r"(__builtin_bit_cast(unsigned, b)));
+  return __builtin_bit_cast(__nv_bfloat162, bits);
+}
+FGIN_CLANG __nv_bfloat162& operator+=(__nv_bfloat162& a, __nv_bfloat162 b) {
+  return a = a + b;
+}
 
 FGIN_CLANG __nv_bfloat16 __hmax(__nv_bfloat16 a, __nv_bfloat16 b) {
   return float(a) > float(b) ? a : b;

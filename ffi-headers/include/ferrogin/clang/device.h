@@ -32,6 +32,7 @@ FGIN_VECTOR(float4, float, 16, x, y, z, w);
 FGIN_VECTOR(longlong2, long long, 16, x, y);
 FGIN_VECTOR(ulong2, unsigned long, 16, x, y);
 FGIN_VECTOR(ulonglong2, unsigned long long, 16, x, y);
+FGIN_VECTOR(longlong4_32a, long long, 32, x, y, z, w);
 #undef FGIN_VECTOR
 
 inline __host__ __device__ int2 make_int2(int x, int y) {
@@ -45,6 +46,9 @@ inline __host__ __device__ uint4 make_uint4(unsigned x, unsigned y, unsigned z, 
 }
 inline __host__ __device__ float2 make_float2(float x, float y) {
   return {x, y};
+}
+inline __host__ __device__ longlong4_32a make_longlong4_32a(long long x, long long y, long long z, long long w) {
+  return {x, y, z, w};
 }
 inline __host__ __device__ float4 make_float4(float x, float y, float z, float w) {
   return {x, y, z, w};
@@ -170,6 +174,7 @@ FGIN_SHUFFLE(__shfl_xor_sync, __nvvm_shfl_sync_bfly_i32, int, 31)
     return FGIN_ATOM(operation ".u64", unsigned long long, "l", p, value); \
   }
 FGIN_ATOMIC(atomicAdd, ".relaxed.gpu.add")
+FGIN_ATOMIC(atomicAdd_block, ".relaxed.cta.add")
 FGIN_ATOMIC(atomicAdd_system, ".relaxed.sys.add")
 FGIN_ATOMIC(atomicMax, ".relaxed.gpu.max")
 FGIN_ATOMIC(atomicMin, ".relaxed.gpu.min")
@@ -227,6 +232,13 @@ FGIN_CLANG size_t __cvta_generic_to_global(const void* p) {
 }
 FGIN_CLANG long long clock64() {
   return __nvvm_read_ptx_sreg_clock64();
+}
+// Programmatic dependent launch, of kernels that were launched with the attribute of programmatic stream serialization.
+FGIN_CLANG void cudaGridDependencySynchronize() {
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+}
+FGIN_CLANG void cudaTriggerProgrammaticLaunchCompletion() {
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 FGIN_CLANG void __trap() {
   __builtin_trap();
