@@ -39,6 +39,8 @@ pub enum FrameKind {
     Left = 3,
     /// The sender's process runs, whether it's in a call or not. No body.
     Alive = 4,
+    /// Rank `origin` has ended, and the sender goes on without it. No body.
+    Lost = 5,
 }
 
 impl FrameKind {
@@ -118,7 +120,7 @@ mod tests {
 
     #[test]
     fn frames_of_each_kind_round_trip_and_truncated_ones_are_refused() {
-        for code in 0..5 {
+        for code in 0..6 {
             let kind = FrameKind::from_code(code).unwrap();
             let frame = Frame { kind, step: 2, sequence: u32::MAX, origin: 7, len: 3 };
             assert_eq!(Frame::parse(&frame.emit()), Some(frame));

@@ -3,6 +3,7 @@
 use super::error::RingError;
 use super::handle::Handle;
 use super::step::Step;
+use super::survivors::Survivors;
 use super::time_limits::{ALIVE_EVERY, WARN_EVERY, Wait, answer_limit};
 use crate::dial::Dial;
 use crate::frame::{BODY_MAX, Frame, FrameKind};
@@ -61,6 +62,8 @@ pub struct Ring {
     pub(super) abort: Option<(Frame, Instant)>,
     /// Ranks that have closed their communicator, and when this rank found out. Their neighbours tell the others.
     pub(super) closed: BTreeMap<usize, Instant>,
+    /// Set in a ring that goes on without ranks that go.
+    pub(super) survivors: Option<Survivors>,
     /// When this rank last told the next one that its process runs.
     pub(super) told: Instant,
     /// The longest time since the last allgather in which it didn't say so.
@@ -94,6 +97,7 @@ impl Ring {
             sequence: 0,
             failed: None,
             abort: None,
+            survivors: None,
             told: Instant::now(),
             silent: Duration::ZERO,
             awaited: None,
@@ -140,15 +144,15 @@ impl Ring {
     }
 
     pub(super) fn next_rank(&self) -> usize {
-        (self.rank + 1) % self.nranks()
+        self.neighbour(1)
     }
 
     pub(super) fn prev_rank(&self) -> usize {
-        (self.rank + self.nranks() - 1) % self.nranks()
+        self.neighbour(self.nranks() - 1)
     }
 
     pub(super) fn rank_of(&self, side: Side) -> usize {
-        if side == Side::Next { self.next_rank() } else { self.prev_rank() }
+        self.connected_rank(side)
     }
 
     pub(super) fn stream(&mut self, side: Side) -> Option<&mut Stream> {
@@ -197,6 +201,7 @@ impl Ring {
     /// # Errors
     /// A rank failed, exited or made another call. After any error but `PeerFailed`, the ring is unusable.
     pub fn allgather(&mut self, step: Step, block: Option<&[u8]>) -> Result<Vec<Vec<u8>>, RingError> {
+        self.check_complete(step)?;
         if let Some(failed) = self.failed {
             return Err(RingError::AlreadyFailed { failed });
         }
@@ -211,7 +216,10 @@ impl Ring {
                 Some(rank) => Err(RingError::PeerFailed { rank, step }),
             },
             Err(error) => {
-                self.fail(step, sequence, &error);
+                match error.departure().filter(|_| self.goes_on()) {
+                    Some((rank, departure)) => self.learn(rank, departure, Instant::now()),
+                    None => self.fail(step, sequence, &error),
+                }
                 Err(error)
             }
         }
@@ -266,6 +274,7 @@ impl Ring {
             }
             // A neighbour that made another call sent its block before it gave up, and the block says more.
             arrived?;
+            self.check_complete(step)?;
             let written = self.next.as_mut().is_none_or(Stream::flush);
             if received == n - 1 && written {
                 return Ok(blocks);
@@ -347,8 +356,9 @@ impl Ring {
                         self.blocks.push_back((head, body));
                     }
                     FrameKind::Alive if side == Side::Prev => {}
+                    _ if self.learn_from(head, now) => {}
                     // The neighbour closes, which is an error only if a frame from it is still needed.
-                    FrameKind::Left if head.origin as usize == rank => stream.set_left(),
+                    FrameKind::Left if head.origin as usize == rank => self.set_left(side),
                     _ if head.is_abort() && is_later(head.sequence, sequence) => {
                         self.keep_later_abort(head, side, rank, now);
                     }
@@ -405,6 +415,12 @@ impl Ring {
         }
     }
 
+    fn set_left(&mut self, side: Side) {
+        if let Some(stream) = self.stream(side) {
+            stream.set_left();
+        }
+    }
+
     /// Waits until there is something to do, or until `deadline`.
     pub(super) fn wait(&self, deadline: Instant) -> Result<(), RingError> {
         let deadline = self.dial.as_ref().and_then(Dial::wakes).map_or(deadline, |wakes| wakes.min(deadline));
@@ -437,6 +453,9 @@ impl Drop for Ring {
         let left = Frame::new(FrameKind::Left, 0, self.sequence, self.rank);
         for stream in [&mut self.prev, &mut self.next].into_iter().flatten() {
             stream.send(left, &[]);
+        }
+        if self.goes_on() {
+            self.dial = None;
         }
         let (_, began) = *self.abort.get_or_insert_with(|| (left, Instant::now()));
         loop {

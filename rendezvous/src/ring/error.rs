@@ -1,6 +1,7 @@
 //! Errors of the control plane.
 
 use super::step::Step;
+use super::survivors::Departure;
 use crate::interface::InterfaceError;
 use std::io;
 use std::net::IpAddr;
@@ -185,6 +186,27 @@ pub enum RingError {
         /// The step.
         step: Step,
     },
+    /// A rank has gone from a ring that goes on without it.
+    #[error(
+        "rank {rank} has ended or closed its communicator, and {} needs all ranks; go on without it with signals, or close the communicator \
+         and open one without rank {rank}",
+        step.name()
+    )]
+    Gone {
+        /// The rank that went first.
+        rank: usize,
+        /// The step.
+        step: Step,
+    },
+    /// The other ranks go on without this one.
+    #[error(
+        "the other ranks have given up on this one, rank {rank}, and go on without it. Look for what stopped it, such as a debugger, a signal, \
+         or a network or card that failed, and see the log of the other ranks"
+    )]
+    GivenUp {
+        /// This rank.
+        rank: usize,
+    },
     /// An earlier failure ended this communicator.
     #[error(
         "this communicator failed earlier because rank {failed} failed or left; close it, and look for the first error in the log of rank \
@@ -205,6 +227,8 @@ impl RingError {
             | Self::PeerClosed { rank, .. }
             | Self::PeerLeft { rank, .. }
             | Self::Late { rank, .. }
+            | Self::Gone { rank, .. }
+            | Self::GivenUp { rank }
             | Self::PeerFailed { rank, .. }
             | Self::DifferentCall { rank, .. }
             | Self::BadHandle { rank, .. }
@@ -216,6 +240,17 @@ impl RingError {
             | Self::Interface(_)
             | Self::WrongOrder { .. }
             | Self::BlockTooLarge { .. } => None,
+        }
+    }
+
+    /// Returns the rank that has gone, and how, if that is why a collective call failed.
+    pub(super) fn departure(&self) -> Option<(usize, Departure)> {
+        match self {
+            Self::PeerClosed { rank, .. } | Self::Timeout { rank, .. } | Self::Gone { rank, .. } => {
+                Some((*rank, Departure::Lost))
+            }
+            Self::PeerLeft { rank, .. } => Some((*rank, Departure::Closed)),
+            _ => None,
         }
     }
 

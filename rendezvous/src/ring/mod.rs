@@ -8,6 +8,8 @@
 //! between calls, a thread of the program does, with [`Ring::lost`]. So a late rank is waited for. A rank that is silent for too long has
 //! failed, and its next rank notices. A rank that fails, or that finds a failed one, tells both neighbours which rank failed, and they
 //! pass that on, so all ranks name the same rank.
+//!
+//! After that, the ring is of no use, unless it was told to go on ([`Ring::go_on_without`]): then it closes up around the rank.
 
 mod allgather;
 mod connect;
@@ -16,6 +18,7 @@ mod handle;
 mod listener;
 mod lost;
 mod step;
+mod survivors;
 mod time_limits;
 
 #[cfg(test)]
@@ -25,3 +28,4 @@ pub use allgather::{Ring, Traffic};
 pub use error::RingError;
 pub use listener::Listener;
 pub use step::Step;
+pub use survivors::Departure;

@@ -1,7 +1,7 @@
 use super::allgather::DOMAIN;
 use super::handle::Handle;
 use super::time_limits::ALIVE_EVERY;
-use super::{Listener, Ring, RingError, Step};
+use super::{Departure, Listener, Ring, RingError, Step};
 use crate::claim::Claim;
 use crate::dial::{Address, Dial};
 use crate::frame::{Frame, FrameKind};
@@ -604,4 +604,106 @@ fn rank_that_was_given_up_says_how_late_it_was() {
     let error = rings[1].allgather(Step::CreateContext, Some(&[])).unwrap_err();
     assert!(matches!(error, RingError::Late { rank: 1, reporter: 0, seconds: 60..62, .. }), "{error:?}");
     assert!(error.to_string().contains("rank 0 gave up on this rank, rank 1, in createContext"), "{error}");
+}
+
+/// Rings of `n` ranks that go on without ranks that go.
+fn rings_that_go_on(n: usize) -> Vec<Option<Ring>> {
+    let (listeners, handles) = listeners(n);
+    let mut rings = Ring::threads(n, HANG_LIMIT).unwrap();
+    for (ring, listener) in rings.iter_mut().zip(&listeners) {
+        ring.go_on_without(listener, &handles).unwrap();
+    }
+    rings.into_iter().map(Some).collect()
+}
+
+/// Ends a rank without a word, as the end of its process does.
+fn end(ring: Option<Ring>) {
+    let mut ring = ring.unwrap();
+    (ring.prev, ring.next, ring.survivors) = (None, None, None);
+}
+
+/// Runs the rings until each of them knows that exactly these ranks have gone, and how, unless several have at once.
+fn run_until_all_know(rings: &mut [Option<Ring>], gone: &[(usize, Departure)]) {
+    wait_until("news to all", || {
+        let now = Instant::now();
+        let known = rings.iter_mut().flatten().map(|ring| ring.departures(std::iter::empty(), now).unwrap());
+        let ranks = |gone: &[(usize, Departure)]| gone.iter().map(|(rank, _)| *rank).collect::<Vec<_>>();
+        known.filter(|known| ranks(known) != ranks(gone) || (gone.len() == 1 && known != gone)).count() == 0
+    });
+}
+
+#[test]
+fn ring_closes_up_around_ranks_that_end_and_all_learn_it() {
+    use Departure::{Closed, Lost};
+    type Gone = &'static [(usize, Departure)];
+    let cases: [(usize, &[Gone]); 9] = [
+        (2, &[&[(1, Lost)]]),
+        (2, &[&[(0, Closed)]]),
+        (3, &[&[(0, Lost)], &[(2, Lost)]]),
+        (4, &[&[(1, Lost), (2, Lost)]]),
+        (4, &[&[(0, Lost), (2, Lost)]]),
+        (4, &[&[(3, Closed)], &[(1, Lost)]]),
+        (5, &[&[(0, Lost), (1, Lost), (4, Lost)]]),
+        (5, &[&[(2, Closed)], &[(3, Closed)], &[(1, Lost)]]),
+        (8, &[&[(3, Lost)], &[(4, Lost), (6, Lost)], &[(0, Lost)]]),
+    ];
+    for (n, steps) in cases {
+        let (mut rings, mut gone) = (rings_that_go_on(n), Vec::new());
+        for step in steps {
+            for (rank, departure) in *step {
+                match departure {
+                    Lost => end(rings[*rank].take()),
+                    Closed => drop(rings[*rank].take()),
+                }
+            }
+            gone.extend_from_slice(step);
+            gone.sort_by_key(|(rank, _)| *rank);
+            run_until_all_know(&mut rings, &gone);
+        }
+        let survivor = rings.iter_mut().flatten().next().unwrap();
+        let error = survivor.allgather(Step::Barrier, Some(&[])).unwrap_err();
+        assert!(matches!(error, RingError::Gone { .. }), "{n}: {error:?}");
+    }
+}
+
+/// A card found that rank 2 doesn't answer; its process runs, and learns that the others go on without it.
+#[test]
+fn rank_that_others_have_given_up_on_learns_it() {
+    let mut rings = rings_that_go_on(4);
+    rings[0].as_mut().unwrap().departures([2].into_iter(), Instant::now()).unwrap();
+    let mut given_up = rings[2].take().unwrap();
+    run_until_all_know(&mut rings, &[(2, Departure::Lost)]);
+    let error = given_up.departures(std::iter::empty(), Instant::now()).unwrap_err();
+    assert!(matches!(error, RingError::GivenUp { rank: 2 }), "{error:?}");
+    assert!(matches!(given_up.allgather(Step::Barrier, None).unwrap_err(), RingError::GivenUp { rank: 2 }));
+}
+
+#[test]
+fn rank_that_ends_during_a_call_ends_the_call_on_all_ranks_that_go_on() {
+    let mut rings = rings_that_go_on(4);
+    end(rings[1].take());
+    let mut threads = Vec::new();
+    for mut ring in rings.into_iter().flatten() {
+        threads.push(thread::spawn(move || {
+            let error = ring.allgather(Step::Barrier, Some(&[1])).unwrap_err();
+            assert_eq!(error.failed_rank(), Some(1), "{error:?}");
+            ring
+        }));
+    }
+    let mut rings: Vec<_> = threads.into_iter().map(|thread| Some(thread.join().unwrap())).collect();
+    run_until_all_know(&mut rings, &[(1, Departure::Lost)]);
+}
+
+/// Rank 1 says nothing for FERROGIN_TIMEOUT, while its streams stay open.
+#[test]
+fn rank_that_is_stopped_is_given_up() {
+    let mut rings = rings_that_go_on(3);
+    let stopped = rings[1].take().unwrap();
+    let mut now = Instant::now();
+    wait_until("the end of rank 1's time", || {
+        now += ALIVE_EVERY;
+        let known = rings.iter_mut().flatten().map(|ring| ring.departures(std::iter::empty(), now).unwrap());
+        known.filter(|known| *known == [(1, Departure::Lost)]).count() == 2
+    });
+    drop(stopped);
 }
