@@ -179,7 +179,11 @@ impl Thread {
             Op::Call => {
                 let call = &core.program.functions[function as usize].body.calls[i.imm as usize];
                 let arguments: Vec<u64> = call.arguments.iter().map(|&place| self.argument(place)).collect();
-                observer.call(who, site, call.target as u32, &arguments);
+                // A call to what is no function's address is a fault.
+                let target = call.target.or_else(|| core.program.called(call, self.slot(i.a)).ok());
+                if let Some(target) = target {
+                    observer.call(who, site, target as u32, &arguments);
+                }
             }
             Op::Return => observer.leave(who, function),
             _ => {}
