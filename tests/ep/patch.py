@@ -54,6 +54,12 @@ EDITS = {
         r"tma_store_wait<0>(); __syncwarp();",
         "Only the lane that started the bulk store waits for it, and all lanes overwrite its source (docs/found-elsewhere.md).",
     ),
+    "group-per-token": (
+        HT,
+        r"(?s)elect_sync\(~0\) && absolute_token_id < num_real_tokens\) \{(.*?)(cuda::ptx::cp_async_bulk_commit_group\(\);)",
+        r"elect_sync(~0)) { if (absolute_token_id < num_real_tokens) {\1} \2",
+        "Tokens beyond the real ones commit no group, so waits don't cover the last real ones' bulk stores (docs/found-elsewhere.md).",
+    ),
     "deepep-laneid": (PTX, r"%laneid;", r"%%laneid;", "As in nccl_ep."),
     "deepep-throw": (
         UTILS,

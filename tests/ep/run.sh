@@ -136,7 +136,7 @@ right "LL, 8 ranks, weak memory" ll 8 "" "SOFTEFA_FAULTS=$faults,seed=2 $weak" e
 right "LL, 8 ranks, two per node, weak memory" ll 8 "" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=13 $weak" experts=16 sms=4
 right "LL, FP8, rank-major, split phases, weak memory" ll 2 "-DRECIPE=DS_FP8E3M4 -DLAYOUT=RANK_MAJOR -DTOPK=3" "$weak" split=1 rounds=4
 right "HT, 2 ranks, card signals, 20 rounds" ht 2 "" "SOFTEFA_FAULTS=$faults,seed=3 FERROGIN_SIGNALS=card" rounds=20
-right "HT, 4 ranks" ht 4 "" "SOFTEFA_FAULTS=$faults,seed=4"
+right "HT, 4 ranks, weak memory" ht 4 "" "SOFTEFA_FAULTS=$faults,seed=4 $weak"
 right "DeepEP, 4 ranks, two per node, weak memory" deepep 4 "-DTOPK=6" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=14 $weak"
 right "DeepEP, a row per expert, 20 rounds, weak memory" deepep 2 "-DTOPK=6 -DEXPAND=1" "SOFTEFA_FAULTS=$faults,seed=15 $weak" rounds=20
 EDITS="--with deepep-read-signal" right "DeepEP, card signals and readSignal, 20 rounds" deepep 2 "" \
@@ -163,7 +163,7 @@ if [ -n "${FERROGIN_SOAK:-}" ]; then
                 "SOFTEFA_FAULTS=$faults,seed=6 $weak" experts=16 sms=4 routing=$routing split=1
             for signals in emulated card; do
                 right "HT, $ranks ranks, $signals signals, routing $routing" ht "$ranks" "" \
-                    "SOFTEFA_FAULTS=$faults,seed=7 FERROGIN_SIGNALS=$signals" routing=$routing topk=3
+                    "SOFTEFA_FAULTS=$faults,seed=7 FERROGIN_SIGNALS=$signals $weak" routing=$routing topk=3
             done
         done
     done
@@ -181,7 +181,7 @@ if [ -n "${FERROGIN_SOAK:-}" ]; then
     right "HT, hidden 7168" ht 2 "-DHIDDEN=7168" "" experts=16 topk=8
     right "HT, two chunks of tokens" ht 2 "-DTOKENS=128" "SOFTEFA_FAULTS=$faults,seed=10" tokens=100
     right "LL, 8 ranks, 20 rounds, weak memory" ll 8 "" "SOFTEFA_FAULTS=$faults,seed=11 $weak" experts=16 sms=4 rounds=20
-    right "HT, 8 ranks, 20 rounds" ht 8 "" "SOFTEFA_FAULTS=$faults,seed=12" rounds=20
+    right "HT, 8 ranks, 20 rounds, weak memory" ht 8 "" "SOFTEFA_FAULTS=$faults,seed=12 $weak" rounds=20
 fi
 
 # What was found in the kernels (docs/found-elsewhere.md).
@@ -189,6 +189,7 @@ COUNT=1 noticed "LL without the edit count-before-release" 8 ll "--without count
 noticed "LL without the edit receive-barriers" 4 ll "--without receive-barriers" "$weak"
 noticed "LL without the edit stores-before-put" 4 ll "--without stores-before-put" "$weak"
 noticed "LL without the edit lanes-after-store" 4 ll "--without lanes-after-store" "$weak"
+noticed "HT without the edit group-per-token" 4 ht "--without group-per-token" "$weak"
 noticed "DeepEP without the edit deepep-padding-fence" 4 deepep "--without deepep-padding-fence" "$weak" -- -DEXPAND=1 -DTOPK=6
 # A wait, fence or order removed.
 noticed "LL without a proxy fence before a bulk store" 4 ll "--defect ll-store-fence" "$weak"
