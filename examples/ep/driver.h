@@ -48,7 +48,7 @@ inline void must(CUresult result, const char* call) {
 }
 #define MUST(call) ep::must(call, #call)
 
-// Zeroed GPU memory with `count` values of type T. Freed with the context.
+// GPU memory with `count` values of type T: zeroed and freed with the context, or a part of a window.
 template <typename T>
 struct Buffer {
   CUdeviceptr address = 0;
@@ -59,6 +59,7 @@ struct Buffer {
     MUST(cuMemAlloc(&address, bytes() + 1));
     MUST(cuMemsetD8(address, 0, bytes() + 1));
   }
+  Buffer(char* part, size_t values) : address(CUdeviceptr(part)), count(values) {}
   size_t bytes() const {
     return count * sizeof(T);
   }
@@ -118,7 +119,8 @@ class Kernels {
   }
 };
 
-// A window and contexts of the host API, as ncclCommWindowRegister and ncclDevCommCreate hand them to kernels.
+// A window and contexts of the host API, as ncclCommWindowRegister and ncclDevCommCreate hand them to kernels. If `barriers` isn't 0, that
+// many barriers of the node's ranks are at `barriers_at` in the window, a multiple of 128.
 struct Nccl {
   Buffer<ncclWindow_vidmem> window{1};
   Buffer<ncclWindow_t> windows{1};
@@ -127,7 +129,7 @@ struct Nccl {
   ncclDevComm host_comm{};
 
   Nccl(const ferrogin::Comm& ranks, const ferrogin::Window& memory, const ferrogin::Context& context, uint32_t contexts, uint32_t signals,
-       bool strong)
+       bool strong, uint32_t barriers = 0, size_t barriers_at = 0)
     : shadows(size_t(contexts) * signals) {
     auto [lsa_rank, lsa_ranks] = ranks.lsa();
     // NCCL numbers the ranks node by node, equally many on each.
@@ -151,6 +153,9 @@ struct Nccl {
     host_comm.lsaRank = int(lsa_rank);
     host_comm.lsaSize = int(lsa_ranks);
     host_comm.lsaSize_rcp32 = nccl::utility::idivRcp32(lsa_ranks);
+    host_comm.resourceWindow_inlined.lsaFlatBase = view.lsaFlatBase;
+    host_comm.resourceWindow_inlined.stride4G = view.stride4G;
+    host_comm.lsaBarrier = {ncclDevResourceHandle_t(barriers_at / 128), int(barriers)};
     host_comm.ginConnectionCount = 1;
     host_comm.ginConnectionStride = host_comm.ginContextStride = 1;
     host_comm.ginContextCount = contexts;

@@ -1,8 +1,11 @@
 // Runs nccl_ep's high-throughput dispatch and combine on the host API, without NCCL, and checks every row, weight and count. docs/ep.md has
 // the commands: clang compiles this file twice, to PTX and to the program. The kernels' template arguments are macros, and their launches are
-// those of nccl_ep's library, in its flat layout, with each rank on a node of its own.
+// those of nccl_ep's library, in its flat layout.
 #ifndef RANKS
 #define RANKS 2
+#endif
+#ifndef PER_NODE
+#define PER_NODE 1  // ranks of a node
 #endif
 #ifndef HIDDEN
 #define HIDDEN 512
@@ -24,6 +27,7 @@
 
 #include "device/ht_ep.cuh"
 
+constexpr int NODES = RANKS / PER_NODE;
 constexpr int CHUNK = HT_TOKENS_PER_CHUNK_RDMA_DEFAULT, CHUNKS = (TOKENS + CHUNK - 1) / CHUNK, MAX_TOKENS = CHUNKS * CHUNK;
 constexpr int SCAN_THREADS = NCCL_EP_HT_NUM_THREADS_PER_BLOCK_PREPROCESSING;
 constexpr int PIPELINES = NCCL_EP_HT_DISPATCH_PIPELINES, IN_FLIGHT = NCCL_EP_HT_DISPATCH_IN_FLIGHT_S2G;
@@ -50,7 +54,7 @@ using Word = nccl_ep::wire_t<TYPE>;
 
 extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 1) ht_scan(const __grid_constant__ ht_ep::scan_flat_kernel_param_t p) {
   extern __shared__ uint8_t shared[];
-  ht_ep::scan_impl_flat<SCAN_THREADS, BLOCKS, RANKS, 1, true, false, 0, int64_t>(
+  ht_ep::scan_impl_flat<SCAN_THREADS, BLOCKS, NODES, PER_NODE, true, false, 0, int64_t>(
       p.input_routing_map, p.tmp, p.sparse_to_dense_map, p.rdma_to_attn_map, p.attn_to_rdma_map,
       reinterpret_cast<ht_ep::rank_mask_t<1>*>(p.token_rank_mask), p.num_of_tokens_for_experts, p.local_expert_routing_map,
       p.per_expert_token_counts, p.lsa_team, p.local_rank, p.num_of_tokens_per_rank, p.experts_per_rank, p.recv_total_counter,
@@ -58,16 +62,16 @@ extern "C" __global__ void __launch_bounds__(SCAN_THREADS, 1) ht_scan(const __gr
 }
 
 extern "C" __global__ void __launch_bounds__(DISPATCH_THREADS, 1)
-ht_dispatch(const __grid_constant__ ht_ep::dispatch_kernel_param_t<Word, 1> p) {
+ht_dispatch(const __grid_constant__ ht_ep::dispatch_kernel_param_t<Word, PER_NODE> p) {
   extern __shared__ uint8_t shared[];
-  ht_ep::dispatch_kernel_impl<Word, float, NCCL_EP_DISP_QUANT_NONE, N2n, Load, Store, Empty, Empty, STAGES, IN_FLIGHT, CHUNK, MAX_TOKENS, RANKS,
-                              BLOCKS, true, PIPELINES, 1, NCCL_EP_LAYOUT_FLAT, HIDDEN, 0>(p, shared);
+  ht_ep::dispatch_kernel_impl<Word, float, NCCL_EP_DISP_QUANT_NONE, N2n, Load, Store, Empty, Empty, STAGES, IN_FLIGHT, CHUNK, MAX_TOKENS, NODES,
+                              BLOCKS, true, PIPELINES, PER_NODE, NCCL_EP_LAYOUT_FLAT, HIDDEN, 0>(p, shared);
 }
 
-extern "C" __global__ void __launch_bounds__(COMBINE_THREADS, 1) ht_combine(const __grid_constant__ ht_ep::combine_kernel_param_t<1> p) {
+extern "C" __global__ void __launch_bounds__(COMBINE_THREADS, 1) ht_combine(const __grid_constant__ ht_ep::combine_kernel_param_t<PER_NODE> p) {
   extern __shared__ uint8_t shared[];
   ht_ep::combine_kernel_impl<NodeRed, Red, NodeGather, Gather, Rdma, NCCL_EP_HT_COMBINE_CROSS_LSA_PIPELINES, GATHER_STAGES, SCATTER_STAGES,
-                             NCCL_EP_HT_COMBINE_TOK_PER_GROUP, CHUNK, MAX_TOKENS, RANKS, BLOCKS, false, HIDDEN, 1, NCCL_EP_LAYOUT_FLAT,
+                             NCCL_EP_HT_COMBINE_TOK_PER_GROUP, CHUNK, MAX_TOKENS, NODES, BLOCKS, false, HIDDEN, PER_NODE, NCCL_EP_LAYOUT_FLAT,
                              TYPE>(p, shared);
 }
 
@@ -81,11 +85,12 @@ constexpr ncclDataType_t token_type = sizeof(Bits) == 4 ? ncclFloat32 : std::is_
 using Word = nccl_ep::wire_t<token_type>;
 constexpr size_t ROW = HIDDEN * sizeof(Bits);
 constexpr uint32_t CONTEXTS = NCCL_EP_HT_RESERVED_GIN_GPU_CTXS + BLOCKS * NCCL_EP_HT_DISPATCH_N2N_WARPS;
-constexpr uint32_t BARRIERS = 32, FROM_OTHERS = RANKS - 1;
+constexpr uint32_t BARRIERS = 32, NODE_BARRIERS = NCCL_EP_HT_DISPATCH_BLOCKS + 1, FROM_OTHERS = NODES - 1;
+constexpr size_t RECEIVED = RANKS * TOKENS;  // rows
 
 // Byte offsets in the window, each a multiple of 4,096.
 struct Layout {
-  size_t reduced = 0, gathered, reduced_weights, gathered_weights, dispatch_flags, combine_flags, dispatch_guard, combine_guard, tokens,
+  size_t flags = 0, barriers, rows, row_weights, expert_out, reduced, gathered, reduced_weights, gathered_weights, dispatch_flags, combine_flags, dispatch_guard, combine_guard, tokens,
          weights, staging, received, bytes;
 
   explicit Layout(size_t local) {
@@ -95,10 +100,13 @@ struct Layout {
       at += (size + 4095) / 4096 * 4096;
       return offset;
     };
-    size_t entry = ROW + local * sizeof(float);
+    size_t entry_weights = local * PER_NODE * sizeof(float), entry = ROW + entry_weights;
+    // What the ranks of a node access directly: counters (the first rank's), NCCL's barriers, and what dispatch writes and combine reads.
+    flags = next(2 * sizeof(uint32_t)), barriers = next((3 + PER_NODE) * NODE_BARRIERS * sizeof(uint32_t));
+    rows = next(RECEIVED * ROW), row_weights = next(RECEIVED * entry_weights), expert_out = next(RECEIVED * ROW);
     reduced = next(MAX_TOKENS * FROM_OTHERS * ROW), gathered = next(MAX_TOKENS * FROM_OTHERS * ROW);
-    reduced_weights = next(MAX_TOKENS * FROM_OTHERS * local * sizeof(float));
-    gathered_weights = next(MAX_TOKENS * FROM_OTHERS * local * sizeof(float));
+    reduced_weights = next(MAX_TOKENS * FROM_OTHERS * entry_weights);
+    gathered_weights = next(MAX_TOKENS * FROM_OTHERS * entry_weights);
     dispatch_flags = next(FROM_OTHERS * CHUNKS * 8), combine_flags = next(FROM_OTHERS * CHUNKS * 8);
     dispatch_guard = next(RANKS * 8), combine_guard = next(RANKS * 8);
     tokens = next(TOKENS * ROW), weights = next(TOKENS * local * RANKS * sizeof(float));
@@ -109,7 +117,7 @@ struct Layout {
 
 // Signals of a context.
 struct Signals {
-  unsigned per_phase = RANKS * CHUNKS, tails = 2 * per_phase, all = tails + RANKS * RANKS * CHUNKS + RANKS * RANKS + BARRIERS;
+  unsigned per_phase = RANKS * CHUNKS, tails = 2 * per_phase, all = tails + NODES * RANKS * CHUNKS + RANKS * RANKS + BARRIERS;
 };
 
 struct Rank {
@@ -117,27 +125,31 @@ struct Rank {
   uint32_t rank, local;
   Layout layout;
   char* window;
+  std::vector<char*> node;  // the windows of the node's ranks
   int wrong = 0;
   // What the scan makes of all ranks' choices.
-  Buffer<uint8_t> routes, scan_memory{BLOCKS * sizeof(ht_ep::tmp_state_t)};
+  Buffer<uint8_t> routes, scan_memory{BLOCKS * PER_NODE * sizeof(ht_ep::tmp_state_t)};
   Buffer<int32_t> slots{RANKS * TOKENS}, received_count{1}, expert_counts;
-  Buffer<bool> from_others{RANKS * size_t((TOKENS + 15) / 16 * 16)}, to_others{TOKENS * FROM_OTHERS}, local_experts;
+  Buffer<bool> from_others{NODES * size_t((TOKENS + 15) / 16 * 16)}, to_others{TOKENS * FROM_OTHERS}, local_experts;
   Buffer<uint64_t> masks{RANKS * TOKENS};
   Buffer<int64_t> total{1};
-  Buffer<Bits> received{RANKS * TOKENS * HIDDEN}, expert_out{RANKS * TOKENS * HIDDEN}, combined{TOKENS * HIDDEN};
+  Buffer<Bits> received, expert_out, combined{TOKENS * HIDDEN};
   Buffer<float> received_weights;
   Buffer<uint64_t> rounds{2};                // expected counts of the card's flags: dispatch, combine
-  Buffer<uint32_t> node_rounds{2}, done{2}, node_flags{2};
+  Buffer<uint32_t> node_rounds{2}, done{2};
 
-  Rank(const Routing& r, uint32_t rank_, char* window_)
-    : routing(r), rank(rank_), local(r.experts / RANKS), layout(local), window(window_), routes(RANKS * TOKENS * row_bytes()),
-      expert_counts(local), local_experts(RANKS * TOKENS * local), received_weights(RANKS * TOKENS * local) {
+  Rank(const Routing& r, uint32_t rank_, const ferrogin::Window& memory)
+    : routing(r), rank(rank_), local(r.experts / RANKS), layout(local), window(static_cast<char*>(memory.address())),
+      routes(RANKS * TOKENS * row_bytes()), expert_counts(local), local_experts(RANKS * TOKENS * local),
+      received(window + layout.rows, RECEIVED * HIDDEN), expert_out(window + layout.expert_out, RECEIVED * HIDDEN),
+      received_weights(window + layout.row_weights, RECEIVED * local * PER_NODE) {
     rounds.set({1, 1});
-    node_rounds.set({1, 1});
+    node_rounds.set({PER_NODE, PER_NODE});
+    for (uint32_t i = 0; i < PER_NODE; i++) node.push_back(static_cast<char*>(memory.lsa_address(i)));
   }
-  // A token's experts as bits, a byte or more for each rank.
+  // A token's experts as bits, a byte or more for each node.
   size_t row_bytes() const {
-    return size_t((local + 7) / 8) * RANKS;
+    return size_t((local * PER_NODE + 7) / 8) * NODES;
   }
   void expect(bool is_right, const char* what, uint32_t round, uint32_t where) {
     if (is_right || ++wrong > 5) return;
@@ -153,8 +165,8 @@ struct Rank {
         auto experts = routing.experts_of(from, token, round);
         for (uint32_t k = 0; k < experts.size(); k++) {
           if (experts[k] < 0) continue;
-          uint32_t expert = uint32_t(experts[k]), at = expert / local;
-          bits[(from * TOKENS + token) * row_bytes() + at * (row_bytes() / RANKS) + expert % local / 8] |= 1 << expert % local % 8;
+          uint32_t expert = uint32_t(experts[k]), node = expert / local / PER_NODE, bit = expert % (local * PER_NODE);
+          bits[(from * TOKENS + token) * row_bytes() + node * (row_bytes() / NODES) + bit / 8] |= 1 << bit % 8;
           if (from == rank) by[token * routing.experts + expert] = routing.weight(from, token, k, round);
         }
         for (uint32_t i = 0; from == rank && i < HIDDEN; i++) in.push_back(TYPE::bits(Routing::value(from, token, i, round)));
@@ -178,7 +190,8 @@ struct Rank {
     p.num_of_tokens_for_experts = received_count.get();
     p.local_expert_routing_map = local_experts.get();
     p.per_expert_token_counts = expert_counts.get();
-    p.lsa_team = int(rank);
+    p.lsa_team = int(rank) / PER_NODE;
+    p.local_rank = int(rank) % PER_NODE;
     p.num_of_tokens_per_rank = TOKENS;
     p.experts_per_rank = int(local);
     p.recv_total_counter = total.get();
@@ -187,22 +200,23 @@ struct Rank {
     return p;
   }
 
-  ht_ep::dispatch_kernel_param_t<Word, 1> dispatch(const Nccl& nccl) const {
-    ht_ep::dispatch_kernel_param_t<Word, 1> p{};
+  ht_ep::dispatch_kernel_param_t<Word, PER_NODE> dispatch(const Nccl& nccl) const {
+    ht_ep::dispatch_kernel_param_t<Word, PER_NODE> p{};
     p.hidden_dim = HIDDEN;
     p.experts_per_rank = int(local);
-    p.ranks_per_lsa_team = 1;
+    p.ranks_per_lsa_team = PER_NODE;
     p.attn_input_token = reinterpret_cast<Word*>(window + layout.tokens);
     p.attn_input_prob = reinterpret_cast<float*>(window + layout.weights);
     p.gin_G2S_flags = reinterpret_cast<uint64_t*>(window + layout.dispatch_flags);
-    p.lsa_S2G_flags = node_flags.get();
+    p.lsa_S2G_flags = reinterpret_cast<uint32_t*>(node[0] + layout.flags);
     p.rdma_to_attn_map = from_others.get();
     p.attn_to_rdma_map = to_others.get();
     p.sparse_to_dense_map = slots.get();
-    p.s2d_inner_dim = 1;
+    p.s2d_inner_dim = PER_NODE;
     p.expected_gin_flag_val = rounds.get();
     p.expected_lsa_flag_val = node_rounds.get();
-    p.lsa_team = int(rank);
+    p.lsa_team = int(rank) / PER_NODE;
+    p.local_rank = int(rank) % PER_NODE;
     p.num_of_tokens_per_rank = TOKENS;
     p.dcomm = nccl.host_comm;
     p.token_window = p.prob_window = p.dest_window = nccl.window.get();
@@ -213,35 +227,38 @@ struct Rank {
     p.mr_info.gin_send_staging_offset = layout.staging;
     p.mr_info.gin_recv_staging_offset = layout.received;
     p.mr_info.guard_offset = layout.dispatch_guard;
-    p.mr_info.bytes_per_entry = ROW + local * sizeof(float);
+    p.mr_info.bytes_per_entry = ROW + local * PER_NODE * sizeof(float);
     p.mr_info.max_tokens_per_dest = TOKENS;
     p.mr_info.signals_tail_base = Signals().tails;
     p.mr_info.num_max_rdma_chunked_send_tokens = NCCL_EP_HT_DISPATCH_RDMA_BATCH_SIZE;
     p.dispatch_grid_barrier_counter = done.get();
     p.guard_enabled = true;
     p.max_recv_tokens_per_rank = RANKS * TOKENS;
-    p.expert_output_token[0] = reinterpret_cast<Word*>(received.get());
-    p.expert_output_prob[0] = received_weights.get();
+    for (uint32_t i = 0; i < PER_NODE; i++) {
+      p.expert_output_token[i] = reinterpret_cast<Word*>(node[i] + layout.rows);
+      p.expert_output_prob[i] = reinterpret_cast<float*>(node[i] + layout.row_weights);
+    }
     return p;
   }
 
-  ht_ep::combine_kernel_param_t<1> combine(const Nccl& nccl) const {
-    ht_ep::combine_kernel_param_t<1> p{};
+  ht_ep::combine_kernel_param_t<PER_NODE> combine(const Nccl& nccl) const {
+    ht_ep::combine_kernel_param_t<PER_NODE> p{};
     p.hidden_dim = HIDDEN;
     p.experts_per_rank = int(local);
-    p.ranks_per_lsa_team = 1;
+    p.ranks_per_lsa_team = PER_NODE;
     p.attn_output_token = reinterpret_cast<uint16_t*>(combined.get());
     p.combine_gin_RED_tokens = reinterpret_cast<uint16_t*>(window + layout.reduced);
     p.combine_gin_G2S_tokens = reinterpret_cast<uint16_t*>(window + layout.gathered);
     p.gin_G2S_flags = reinterpret_cast<uint64_t*>(window + layout.combine_flags);
-    p.lsa_S2G_flags = node_flags.get() + 1;
+    p.lsa_S2G_flags = reinterpret_cast<uint32_t*>(node[0] + layout.flags) + 1;
     p.rdma_to_attn_map = from_others.get();
     p.attn_to_rdma_map = to_others.get();
     p.sparse_to_dense_map = slots.get();
-    p.s2d_inner_dim = 1;
+    p.s2d_inner_dim = PER_NODE;
     p.expected_gin_flag_val = rounds.get() + 1;
     p.expected_lsa_flag_val = node_rounds.get() + 1;
-    p.lsa_team = int(rank);
+    p.lsa_team = int(rank) / PER_NODE;
+    p.local_rank = int(rank) % PER_NODE;
     p.num_of_tokens_per_rank = TOKENS;
     p.num_real_tokens = int(routing.tokens(rank));
     p.combine_grid_barrier_counter = done.get() + 1;
@@ -257,44 +274,51 @@ struct Rank {
     p.mr_info.combine_g2s_prob_offset = layout.gathered_weights;
     p.mr_info.guard_offset = layout.combine_guard;
     p.guard_enabled = true;
-    p.expert_input_token[0] = reinterpret_cast<uint16_t*>(expert_out.get());
+    for (uint32_t i = 0; i < PER_NODE; i++) p.expert_input_token[i] = reinterpret_cast<uint16_t*>(node[i] + layout.expert_out);
     return p;
   }
 
   // Checks what dispatch received, and writes what the experts make of it, with the weights applied and one row per token.
   void check_dispatch_and_compute(uint32_t round) {
-    auto rows = received.read();
+    auto rows = this->received.read();
     auto got_weights = received_weights.read();
     auto slot_of = slots.read(), got_counts = expert_counts.read();
     std::vector<Bits> out(expert_out.count, TYPE::bits(0));
-    std::vector<int32_t> of_expert(local);
-    std::set<int32_t> used;
+    std::vector<int32_t> of_expert(local), received(PER_NODE);  // so far, by each rank of the node
+    const uint32_t place = rank % PER_NODE, first = rank - place;
     for (uint32_t from = 0; from < RANKS; from++) {
       for (uint32_t token = 0; token < routing.tokens(from); token++) {
-        std::vector<float> weight(local), sum(HIDDEN);
+        std::vector<float> weight(local * PER_NODE), sum(HIDDEN);  // of the node's experts
+        std::vector<int32_t> slot(PER_NODE, -1);
         auto experts = routing.experts_of(from, token, round);
-        bool is_here = false;
         for (uint32_t k = 0; k < experts.size(); k++) {
-          if (experts[k] < 0 || experts[k] / local != rank) continue;
-          is_here = true;
+          if (experts[k] < 0 || experts[k] / local / PER_NODE != rank / PER_NODE) continue;
+          uint32_t to = uint32_t(experts[k]) / local - first;
+          if (slot[to] < 0) slot[to] = received[to]++;
+          float by = routing.weight(from, token, k, round);
+          weight[experts[k] - first * local] = by;
+          if (to != place) continue;
           of_expert[experts[k] % local]++;
-          weight[experts[k] % local] = routing.weight(from, token, k, round);
           for (uint32_t i = 0; i < HIDDEN; i++) {
-            sum[i] += weight[experts[k] % local] * Routing::apply(uint32_t(experts[k]), Routing::value(from, token, i, round));
+            sum[i] += by * Routing::apply(uint32_t(experts[k]), Routing::value(from, token, i, round));
           }
         }
-        int32_t slot = slot_of[from * TOKENS + token];
-        bool valid = is_here ? slot >= 0 && slot < int32_t(RANKS * TOKENS) && used.insert(slot).second : slot == -1;
-        expect(valid, "slot of a token of rank", round, from);
-        if (!valid || !is_here) continue;
-        for (uint32_t i = 0; i < HIDDEN; i++) {
-          expect(TYPE::number(rows[slot * HIDDEN + i]) == Routing::value(from, token, i, round), "number of a row from rank", round, from);
-          out[slot * HIDDEN + i] = TYPE::bits(sum[i]);
+        // A rank passes on what ranks with its place on other nodes send to its node.
+        for (uint32_t to = 0; from % PER_NODE == place && to < PER_NODE; to++) {
+          expect(slot_of[(from / PER_NODE * TOKENS + token) * PER_NODE + to] == slot[to], "slot of a token of rank", round, from);
         }
-        for (uint32_t e = 0; e < local; e++) expect(got_weights[slot * local + e] == weight[e], "weight from rank", round, from);
+        if (slot[place] < 0) continue;
+        const size_t row = size_t(slot[place]);
+        for (uint32_t i = 0; i < HIDDEN; i++) {
+          expect(TYPE::number(rows[row * HIDDEN + i]) == Routing::value(from, token, i, round), "number of a row from rank", round, from);
+          out[row * HIDDEN + i] = TYPE::bits(sum[i]);
+        }
+        for (uint32_t e = 0; e < weight.size(); e++) {
+          expect(got_weights[row * weight.size() + e] == weight[e], "weight from rank", round, from);
+        }
       }
     }
-    expect(received_count.read()[0] == int32_t(used.size()) && total.read()[0] == int64_t(used.size()), "number of tokens", round, 0);
+    expect(received_count.read()[0] == received[place] && total.read()[0] == received[place], "number of tokens", round, 0);
     for (uint32_t e = 0; e < local; e++) expect(got_counts[e] == of_expert[e], "count of expert", round, e);
     expert_out.set(out);
   }
@@ -304,14 +328,16 @@ struct Rank {
     for (uint32_t token = 0; token < routing.tokens(rank); token++) {
       auto experts = routing.experts_of(rank, token, round);
       for (uint32_t i = 0; i < HIDDEN; i++) {
-        std::vector<float> parts(RANKS);
+        std::vector<float> parts(RANKS), nodes(NODES);
         for (uint32_t k = 0; k < experts.size(); k++) {
           if (experts[k] < 0) continue;
           float x = Routing::apply(uint32_t(experts[k]), Routing::value(rank, token, i, round));
           parts[experts[k] / local] += routing.weight(rank, token, k, round) * x;
         }
-        float sum = 0;
-        for (float part : parts) sum += round_to<TYPE>(part);
+        for (uint32_t to = 0; to < RANKS; to++) nodes[to / PER_NODE] += round_to<TYPE>(parts[to]);
+        // Other nodes send sums.
+        float sum = nodes[rank / PER_NODE];
+        for (uint32_t node = 0; node < NODES; node++) sum += node == rank / PER_NODE ? 0 : round_to<TYPE>(nodes[node]);
         expect(TYPE::number(found[token * HIDDEN + i]) == round_to<TYPE>(sum), "combined number of token", round, token);
       }
     }
@@ -323,15 +349,15 @@ struct Shared {
   int scan, dispatch, combine;
 
   explicit Shared(int local)
-    : scan(int(ht_ep::scan_flat_smem_t::byte_size(SCAN_THREADS / 32, 1, local, true, false))) {
-    ht_ep::model_config_t model{HIDDEN, MAX_TOKENS, local, 1, RANKS};
+    : scan(int(ht_ep::scan_flat_smem_t::byte_size(SCAN_THREADS / 32, PER_NODE, local, true, false))) {
+    ht_ep::model_config_t model{HIDDEN, MAX_TOKENS, local, PER_NODE, NODES};
     ht_ep::dispatch_config_t d{};
     d.num_of_stages = STAGES;
     d.num_of_in_flight_s2g = IN_FLIGHT;
     d.num_of_tokens_per_chunk = CHUNK;
     d.num_of_blocks = BLOCKS;
     d.forward_dispatch = true;
-    d.s2d_inner_dim = 1;
+    d.s2d_inner_dim = PER_NODE;
     d.num_pipelines = PIPELINES;
     d.stages_per_pipeline = STAGES / PIPELINES;
     dispatch = int(ht_ep::calc_disp_smem(ht_ep::calc_disp_smem_cost(NCCL_EP_LAYOUT_FLAT, sizeof(Bits), d, model), PIPELINES, STAGES));
@@ -342,7 +368,7 @@ struct Shared {
     c.num_of_tokens_per_chunk = CHUNK;
     c.num_of_tokens_per_group = NCCL_EP_HT_COMBINE_TOK_PER_GROUP;
     c.num_of_blocks = BLOCKS;
-    combine = int(ht_ep::calc_comb_smem(ht_ep::calc_comb_smem_cost<token_type>(MAX_TOKENS, RANKS, c, model), GATHER_STAGES, SCATTER_STAGES));
+    combine = int(ht_ep::calc_comb_smem(ht_ep::calc_comb_smem_cost<token_type>(MAX_TOKENS, NODES, c, model), GATHER_STAGES, SCATTER_STAGES));
   }
 };
 
@@ -356,15 +382,17 @@ int main(int argc, char** argv) try {
 
   auto comm = ferrogin::Comm::open();
   if (comm.ranks() != RANKS) throw std::invalid_argument("compiled for " + std::to_string(RANKS) + " ranks");
+  if (comm.lsa().second != PER_NODE) throw std::invalid_argument("compiled for PER_NODE=" + std::to_string(PER_NODE) + ": set FERROGIN_NODE");
   if (routing.experts % (4 * RANKS) || routing.most > TOKENS) throw std::invalid_argument("too many tokens, or not 4 experts a rank");
   Kernels kernels({kernels_file.c_str(), library.c_str()});
-  auto window = comm.allocate(Layout(routing.experts / RANKS).bytes, ferrogin::Memory::Device);
+  Layout layout(routing.experts / RANKS);
+  auto window = comm.allocate(layout.bytes, ferrogin::Memory::Device);
   ferrogin::ContextOptions limits;
   limits.contexts = CONTEXTS;
   limits.signals = Signals().all;
   auto context = comm.context(limits);
-  Nccl nccl(comm, window, context, CONTEXTS, limits.signals, strong);
-  Rank self(routing, comm.rank(), static_cast<char*>(window.address()));
+  Nccl nccl(comm, window, context, CONTEXTS, limits.signals, strong, NODE_BARRIERS, layout.barriers);
+  Rank self(routing, comm.rank(), window);
   Shared shared(int(self.local));
   auto scan = self.scan();
   auto dispatch = self.dispatch(nccl);

@@ -93,6 +93,7 @@ right() {
     shift 5
     wanted "$name" || return 0
     [ "$kind" = ll ] || defines+=" -DRANKS=$ranks"
+    if [ "$kind" = ht ] && [[ $settings =~ PER_NODE=([0-9]+) ]]; then defines+=" -DPER_NODE=${BASH_REMATCH[1]}"; fi
     # shellcheck disable=SC2086
     if build "$kind" "${EDITS:-}" $defines && job "$ranks" $settings -- "$@"; then pass "$name"; else fail "$name"; fi
 }
@@ -136,7 +137,7 @@ right "LL, 8 ranks, weak memory" ll 8 "" "SOFTEFA_FAULTS=$faults,seed=2 $weak" e
 right "LL, 8 ranks, two per node, weak memory" ll 8 "" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=13 $weak" experts=16 sms=4
 right "LL, FP8, rank-major, split phases, weak memory" ll 2 "-DRECIPE=DS_FP8E3M4 -DLAYOUT=RANK_MAJOR -DTOPK=3" "$weak" split=1 rounds=4
 right "HT, 2 ranks, card signals, 20 rounds" ht 2 "" "SOFTEFA_FAULTS=$faults,seed=3 FERROGIN_SIGNALS=card" rounds=20
-right "HT, 4 ranks, weak memory" ht 4 "" "SOFTEFA_FAULTS=$faults,seed=4 $weak"
+right "HT, 8 ranks, two per node, weak memory" ht 8 "" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=4 $weak"
 right "DeepEP, 4 ranks, two per node, weak memory" deepep 4 "-DTOPK=6" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=14 $weak"
 right "DeepEP, a row per expert, 20 rounds, weak memory" deepep 2 "-DTOPK=6 -DEXPAND=1" "SOFTEFA_FAULTS=$faults,seed=15 $weak" rounds=20
 EDITS="--with deepep-read-signal" right "DeepEP, card signals and readSignal, 20 rounds" deepep 2 "" \
@@ -144,6 +145,10 @@ EDITS="--with deepep-read-signal" right "DeepEP, card signals and readSignal, 20
 
 if [ -n "${FERROGIN_SOAK:-}" ]; then
     for per_node in 1 2 4; do
+        for signals in emulated card; do
+            right "HT, 4 ranks, $per_node per node, $signals signals" ht 4 "" \
+                "PER_NODE=$per_node SOFTEFA_FAULTS=$faults,seed=20 FERROGIN_SIGNALS=$signals $weak" rounds=20 topk=4
+        done
         right "LL, 4 ranks, $per_node per node" ll 4 "-DTOPK=8" "PER_NODE=$per_node SOFTEFA_FAULTS=$faults,seed=16 $weak" experts=16 sms=4 rounds=20
         for modes in "" "-DREDUCE=0" "-DEXPAND=1" "-DEXPAND=1 -DREDUCE=0"; do
             for topk in 1 3 8; do
