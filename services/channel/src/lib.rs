@@ -8,9 +8,9 @@
 //! order: over TCP, or with tags that a libfabric provider matches. `reactor` is the thread that drives both; `shared` passes requests to
 //! it.
 //!
-//! **Manual.** `docs/channel.md` describes the guarantees and limits, `docs/channel-protocol.md` the protocol. In short: over tags
-//! a message is two tagged messages, its length and its payload, and over TCP one frame; completions arrive in any order, while callbacks
-//! run once each in message order, with the message or with an error that names the peer.
+//! **Manual.** `docs/channel.md` describes the guarantees and limits. In short: over tags a message is two tagged
+//! messages, its length and its payload, and over TCP one frame; completions arrive in any order, while callbacks run
+//! once each in message order, with the message or with an error that names the peer.
 
 mod buffer_pool;
 mod carrier;

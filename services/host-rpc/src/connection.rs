@@ -1,4 +1,9 @@
 //! One connection: sends frames whole, packs short ones, and reads the peer's frames. Client and server share it.
+//!
+//! While a message of short frames is in flight, further ones are packed into the next, up to 16 KiB together; a frame
+//! that finds none in flight is sent at once. Channels whose tags the provider matches don't batch messages themselves:
+//! without packing, 32 concurrent calls of 64 bytes over `softefa` reach a third to a half of the rate (`cargo bench -p
+//! host-rpc --bench transports`, with and without). Over `tcp` and mlx5 the rates differ by a fifth at most.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::{Arc, Weak};
@@ -33,8 +38,7 @@ pub(crate) trait FrameHandler: Send + Sync + 'static {
     fn on_end(&self, end: End);
 }
 
-/// The send side. While a message of short frames is in flight, further short frames are packed into the next message. A frame that finds
-/// no such message in flight is sent at once.
+/// The send side.
 #[derive(Default)]
 struct Sending {
     /// Whether a message of short frames is in flight.

@@ -14,8 +14,18 @@
 //! callback     ◄─ Connection::received  ◄~~~  Transport::send ◄─ Connection::send ◄───────────── Responder::reply
 //! ```
 //!
-//! **Frames** have a header of 32 bytes ([`frame`]). A short body follows the header in the same message. A longer body follows in messages
-//! of its own: one up to [`Settings::piece`] bytes, several beyond.
+//! A request waits in a queue of this crate in only three cases: at the client, without a credit; behind a message that
+//! is being sent; and, if the server has workers, until one is free.
+//!
+//! **Frames** have a header of 32 bytes ([`frame`]) and a body:
+//!
+//! | body | how it is sent | copies |
+//! |---|---|---|
+//! | up to [`Settings::inline`] | in the header's message | one at each end: for short bodies a copy is cheaper than a message |
+//! | up to [`Settings::piece`] | in a message of its own | none: [`Body::into_vec`] returns the receive's memory |
+//! | longer | in pieces of [`Settings::piece`] bytes | [`Body::pieces`] none, [`Body::bytes`] and [`Body::into_vec`] one |
+//!
+//! The channels' buffer pool keeps the memory of long bodies that were dropped or sent, up to 64 MiB.
 //!
 //! **End of a call.** Every call ends once: with the result, with a [`Status`] from the server, at its deadline, or with the connection.
 //! Everything a peer sends is checked. A peer that breaks the protocol loses its connection; other connections are not affected.

@@ -1,8 +1,23 @@
 //! Messages over tags that a provider matches, on one endpoint that all peers share.
 //!
-//! A message is two tagged messages: its length, with a tag that has its id, and its payload, with another tag and the same id. The reader
-//! posts receives for lengths of any id, and learns the id from the tag; then it posts a receive for exactly that payload. So messages,
-//! which the network reorders, get back their order, and each payload arrives in memory of its length.
+//! A message is two tagged messages:
+//!
+//! | part | tag | ignore mask of the receive | bytes |
+//! |---|---|---|---|
+//! | length | `1 << 32 \| id` | `0xffff_ffff` | 8, little endian |
+//! | payload | `1 << 33 \| id` | 0 | as many as the length says, 0 included |
+//! | control message | `1 << 34 \| kind` | `0xffff_ffff` | [`wire`](crate::proto::wire) |
+//!
+//! The reader posts receives for lengths of any id, and learns the id from the tag; then it posts a receive for exactly
+//! that payload. So messages, which the network reorders, get back their order, and each payload arrives in memory of
+//! its length.
+//!
+//! All peers of an endpoint use the same tags and ids, so receives for lengths and payloads are directed
+//! (`FI_DIRECTED_RECV`). The price is that two endpoints can have only one channel between them at a time. Where the
+//! provider doesn't report the sender, a control message of more than 4096 bytes is dropped.
+//!
+//! Unknown tags are searched for (`FI_PEEK`, where the provider has it) a few times a second; payloads without a length
+//! every `ping_after`, while reads wait and no message has begun.
 
 pub(crate) mod endpoint;
 pub(crate) mod incoming;

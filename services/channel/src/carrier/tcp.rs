@@ -1,8 +1,14 @@
 //! Messages over TCP: one connection per channel, which carries nothing until both ends have proved that they know the listener's secret
 //! ([`ferrogin_rendezvous`]).
 //!
-//! A connection carries [frames](frame): control messages, and messages in order. It's read all the time, so that control messages and the
-//! end of the connection are noticed even while nobody reads messages; those wait here.
+//! A connection carries [frames](frame): control messages, and messages in order. It's read all the time, so that
+//! control messages and the end of the connection are noticed even while nobody reads messages; those wait here, up to
+//! the channel's limit of unread ones. A message that a read waits for goes from the writer's buffer to the socket, and
+//! from the socket into the reader's buffer. Control messages overtake messages that haven't started.
+//!
+//! Each listener has a port of its own, which closes when the listener is dropped; a reactor that only connects doesn't
+//! listen. A frame that no channel sends ends the connection, and so does a peer that keeps asking for answers and never
+//! reads them.
 
 mod frame;
 #[allow(unsafe_code)]

@@ -1,5 +1,35 @@
-//! The channel protocol, without I/O or threads: user requests and events of a [`carrier`] go in, frames for the carrier and [`Callback`]s
-//! come out.
+//! The channel protocol, without I/O or threads: user requests and events of a [`carrier`] go in, frames for the
+//! carrier and [`Callback`]s come out.
+//!
+//! Each message of a direction has a 32-bit id. The first id is agreed when the channel opens; ids count up and wrap
+//! to 0. Control messages open, watch and close channels ([`wire`] has the layout):
+//!
+//! | kind | meaning |
+//! |---|---|
+//! | hello, welcome | exchange channel numbers, secrets, first ids, and the longest message that each side accepts |
+//! | refuse | the listener refuses a hello, with a reason |
+//! | path challenge, path response | the endpoint that sent a hello proves that it has the name in it |
+//! | ping, pong | liveness |
+//! | read | the sender has read every message before an id, and whether a read waits for that one |
+//! | offer | the next message is too long to wait unread |
+//! | close, close ack | an orderly close |
+//! | abort | the channel ends, with a reason |
+//!
+//! **Secrets.** A hello has the listener's secret, and without it gets no answer, so no process can make an endpoint
+//! write to a third one; that connect times out. Every later control message has the secret that its receiver chose
+//! for the channel.
+//!
+//! **Unread messages.** A channel has at most 256 messages sent and unread, so a fast writer doesn't fill the queues of
+//! the reader's provider. The reader reports every 64; further writes wait in order, and so do their callbacks. Where
+//! the carrier limits unread bytes too (over TCP 16 MiB), the reader also reports after a quarter of them, and a message
+//! for which no report would make room is offered: it's sent once a read waits for it.
+//!
+//! **Close.** A close waits for its confirmation, so nothing is lost even if closing the endpoint drops what a card
+//! hasn't delivered, as over `efa`. The confirmation is often an endpoint's last message.
+//!
+//! **Violations** end a channel: a length whose size isn't 8 or that exceeds the agreed limit, a payload longer or
+//! shorter than its length, a length without a payload or the reverse (for `lost_after`), a repeated id or one far out
+//! of order, an unknown tag, a malformed control message, another version.
 
 pub(crate) mod carrier;
 pub(crate) mod channel_state;
