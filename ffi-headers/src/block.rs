@@ -225,7 +225,7 @@ pub struct BlockSpec {
     pub policy: u32,
     /// Device address of the abort flag.
     pub abort_flag: u64,
-    /// Bytes from the abort flag to the failure record: see [`ContextExt::failure_offset`].
+    /// Bytes from the abort flag to the failure record's address: see [`ContextExt::failure_offset`].
     pub failure_offset: u32,
     /// Initial limit of a wait in nanoseconds; 0 is no limit.
     pub wait_ns: u64,

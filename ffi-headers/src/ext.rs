@@ -14,7 +14,7 @@ use core::sync::atomic::{AtomicU32, AtomicU64};
 /// `HandleHeader::magic`.
 pub const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"ferrogin");
 /// `HandleHeader::version`: raised whenever a struct in this module changes.
-pub const HEADER_VERSION: u32 = 9;
+pub const HEADER_VERSION: u32 = 10;
 
 /// Runs a software card in the calling CPU thread for a moment; its argument is [`ContextExt::progress_arg`]. Returns false
 /// if the call did nothing because the card has a CPU core to itself. It returns soon, any number of threads may call it at
@@ -107,7 +107,8 @@ pub struct ContextExt {
     pub n_endpoints: u32,
     /// Largest transfer of one work request, bytes.
     pub max_rdma_size: u32,
-    /// Bytes from the abort flag to the first failure's [`Record`](crate::failure::Record), initially 0. An offset of 0: no record.
+    /// Bytes from the abort flag to the address of the first failure's [`Record`](crate::failure::Record), which is initially 0: the flag
+    /// is in the kernels' memory, and the record in the host's. An offset of 0: no record.
     pub failure_offset: u32,
     /// Same word as [`HandleHeader::abort_flag`].
     pub abort_flag: *mut u32,

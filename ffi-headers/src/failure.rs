@@ -15,6 +15,9 @@ pub const STATUS_NAMES: [&core::ffi::CStr; 7] = [
     c"FGIN_POISONED",
 ];
 
+/// The number of `FGIN_CARD_ERROR`.
+pub const CARD_ERROR: u8 = 5;
+
 /// The functions of `ferrogin/gin.h`, by [`Failure::function`]. Functions that aren't listed use entry 0.
 pub const FUNCTIONS: [&str; 16] = [
     "an operation",

@@ -3,7 +3,7 @@
 use crate::cards::CardQuery;
 use crate::config::Signals;
 use crate::device::{self, Device};
-use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, EndpointOptions, Role};
+use crate::endpoint::{CounterOffsets, Endpoint, EndpointOptions, Role};
 use crate::error::Error;
 use crate::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
 use crate::platform::Platform;
@@ -39,12 +39,12 @@ pub fn check(query: &CardQuery, signals: Signals, device: &dyn Device, card: &In
     let layout = MemoryLayout { page: device::page_size(), endpoints: 1, counters: 2, pooled: 1, slots: DEPTH };
     let memory = ContextMemory::allocate(device, layout)?;
     let _registered = RegisteredMemory::register(&rail, &memory, layout)?;
-    let offsets = CounterOffsets { completed: layout.completed(), errors: COUNTER_STRIDE };
+    let offsets = CounterOffsets { completed: layout.completed(), errors: layout.errors() };
     // One endpoint at a time, so the check needs no more counters than the smallest context.
     for role in [Role::Data, Role::Signal(0)] {
         let options = EndpointOptions { provider: query.provider, signals, role, info: &info, depth: DEPTH };
         // SAFETY: `memory` outlives the endpoint, which is dropped in this iteration. Only this endpoint uses `offsets` meanwhile.
-        let opened = unsafe { Endpoint::open(&rail, device, options, memory.counters(), offsets) };
+        let opened = unsafe { Endpoint::open(&rail, device, options, &*memory.card, offsets) };
         opened.map_err(|error| explain_counters(error, card, query.lib.version()))?;
     }
     Ok(())

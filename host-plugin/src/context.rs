@@ -3,9 +3,10 @@
 use crate::comm::CollComm;
 use crate::config::Policy;
 use crate::device::{self, DeviceBuffer, DeviceKind, Use};
-use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Role, Start};
+use crate::endpoint::{CounterOffsets, Role, Start};
 use crate::error::Error;
-use crate::fault::ErrorCounter;
+use crate::fault::{DeviceCounters, ErrorCounter, ErrorCounters};
+use crate::kernel_words::{KernelWords, StopWord};
 use crate::log::{counted, first_time};
 use crate::memory::{ContextMemory, FAILURE_OFFSET, MemoryLayout, RegisteredMemory};
 use crate::metrics;
@@ -62,6 +63,7 @@ pub struct Context {
     /// One for each rail in use. Removed after the endpoints that post to them are closed.
     peers: Vec<Peers>,
     registered: Vec<RegisteredMemory>,
+    stop: Arc<StopWord>,
     memory: ContextMemory,
     budgets: Vec<CounterBudget>,
     layout: MemoryLayout,
@@ -170,7 +172,7 @@ impl Context {
             shape.n_words.map(|words| SignalMemory::allocate(coll, &used, shape.n_contexts, words)).transpose()?;
 
         let (mut contexts, mut parts, mut inboxes) = (Vec::new(), Vec::new(), Vec::new());
-        let mut next = CounterOffsets { completed: layout.completed(), errors: COUNTER_STRIDE };
+        let mut next = CounterOffsets { completed: layout.completed(), errors: layout.errors() };
         for id in 0..shape.n_contexts {
             let at = id % rails.len();
             let rail = &rails[at];
@@ -200,6 +202,7 @@ impl Context {
             size: size_of::<DevHandle>(),
             needs_proxy_progress: 0,
         };
+        let words = KernelWords::new(&*coll.device, memory.card.clone(), layout.abort(), size_of::<u32>());
         let context = Self {
             metrics: Mutex::new(None),
             watch: Mutex::new(None),
@@ -214,6 +217,7 @@ impl Context {
             signal_counts,
             peers: Vec::new(),
             registered,
+            stop: Arc::new(StopWord::new(Arc::new(words), layout.abort())),
             memory,
             budgets,
             layout,
@@ -235,7 +239,7 @@ impl Context {
             for ((endpoint, cursor), start) in one.endpoints.iter().zip(&self.cursors[id]).zip(&self.starts[id]) {
                 let words = metrics::source::Words {
                     cursor: block.map(|base| base.wrapping_add(cursor.next()).cast_const().cast()),
-                    ..endpoint.words(self.memory.counters(), *start)
+                    ..endpoint.words(&*self.memory.card, *start)
                 };
                 // SAFETY: the layouts of the block and the memory align the words. `self` drops the metrics guard before both.
                 endpoints.push(unsafe { metrics::source::Endpoint::new(endpoint.role.into(), words) });
@@ -270,7 +274,7 @@ impl Context {
         for (id, one) in context.contexts.iter().enumerate() {
             let at = id % coll.rails.len();
             let rail = &coll.rails[at];
-            let memory = context.memory.counters();
+            let memory = &*context.memory.card;
             let base = context.memory.card.device_address();
             let mut endpoints = Vec::with_capacity(one.endpoints.len());
             for endpoint in &one.endpoints {
@@ -323,7 +327,7 @@ impl Context {
                 Policy::Combining => POLICY_COMBINING,
                 Policy::Locked => POLICY_LOCKED,
             },
-            abort_flag: context.memory.shared.device_address(),
+            abort_flag: context.memory.card.device_address() + context.layout.abort() as u64,
             failure_offset: FAILURE_OFFSET,
             wait_ns: shape.wait_ns,
         };
@@ -352,7 +356,7 @@ impl Context {
         for (one, cursors) in self.contexts.iter().zip(&self.cursors) {
             for (endpoint, cursors) in one.endpoints.iter().zip(cursors) {
                 // Read the count first, so that it isn't ahead of the cursor. Both wrap at 2^31.
-                let completed = endpoint.completed(self.memory.counters())? as u32;
+                let completed = endpoint.completed(&*self.memory.card)? as u32;
                 let posted = posts(&**block, *cursors)?.reserved();
                 outstanding += u64::from(posted.wrapping_sub(completed) & (u32::MAX >> 1));
             }
@@ -367,19 +371,15 @@ impl Context {
     /// The watcher's thread doesn't start.
     #[allow(unsafe_code)]
     pub fn watch(&self, handle: *mut c_void, peers: bool) -> Result<(), Error> {
-        let Some(abort) = self.memory.shared.host_address() else {
-            return Err(Error::Usage(
-                "the device's memory for error counters has no host address: please report it".to_owned(),
-            ));
-        };
+        let memory = &self.memory.card;
         let (mut endpoints, mut counters) = (Vec::new(), Vec::new());
         for (id, one) in self.contexts.iter().enumerate() {
             for endpoint in &one.endpoints {
                 // SAFETY: the counter is 8-byte aligned in `self.memory`, and only the card writes it. Its readers stop earlier: the guard
                 // in `self.watch` is dropped before the memory, and the registry forgets the counters when it removes NCCL's handle, before
                 // it drops its reference to the context.
-                let errors = unsafe { ErrorCounter::new(endpoint.errors(self.memory.counters())) };
-                counters.push(errors);
+                let errors = endpoint.errors(&**memory).map(|word| unsafe { ErrorCounter::new(word) });
+                counters.extend(errors);
                 let (cq, sq) = (endpoint.cq, endpoint.sq);
                 endpoints.push(WatchedEndpoint {
                     name: (id, endpoint.role),
@@ -387,6 +387,7 @@ impl Context {
                     // completions: kernels get the context only after this function.
                     cq: unsafe { CqReader::new(cq.buffer, cq.entry_size, cq.num_entries) },
                     errors,
+                    failures: endpoint.failures.clone(),
                     ring: endpoint.host_ring.then_some(RingView {
                         buffer: sq.buffer,
                         entry_size: sq.entry_size as usize,
@@ -396,15 +397,22 @@ impl Context {
                 });
             }
         }
+        let counters = match memory.host_address() {
+            Some(_) => ErrorCounters::Host(counters),
+            None => {
+                let (at, count) = (self.layout.errors(), endpoints.len());
+                ErrorCounters::Device(DeviceCounters::new(memory.clone(), at, count)?)
+            }
+        };
         let watch = Watch {
             handle: handle as usize,
             rank: self.rank,
             nranks: self.nranks,
             endpoints,
             targets: self.contexts.iter().map(|one| one.targets.clone()).collect(),
-            abort: abort.cast(),
+            stop: self.stop.clone(),
             report: Report::Clean,
-            failure: Some(abort.wrapping_add(FAILURE_OFFSET as usize).cast()),
+            failure: self.memory.record.host_address().map(<*mut u8>::cast),
             lost: self.coll.upgrade().filter(|_| peers).map(|coll| coll.lost.clone()),
             proxy: self.inboxes.as_ref().map(|inboxes| (Pulse::new(Instant::now()), inboxes.served())),
             output: Output::Log,

@@ -15,6 +15,8 @@ use ferrogin_libfabric::{
 };
 use std::ffi::c_void;
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 
 /// The role of an endpoint in its context.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,22 +80,13 @@ const RETRY_FOREVER: usize = 7;
 /// Key for one line per card, if libfabric doesn't accept that value.
 const FEW_RETRIES: &str = "few retries";
 
-/// Offsets of an endpoint's counters in [`CounterMemory`].
+/// Offsets of an endpoint's counters in [`ContextMemory::card`](crate::memory::ContextMemory::card).
 #[derive(Debug, Clone, Copy)]
 pub struct CounterOffsets {
-    /// The completion counter, in `card`; the signal counter follows one stride later.
+    /// The completion counter; the signal counter follows one stride later.
     pub completed: usize,
-    /// The error counter, in `shared`.
+    /// The error counter.
     pub errors: usize,
-}
-
-/// The allocations that hold the counters.
-#[derive(Clone, Copy)]
-pub struct CounterMemory<'a> {
-    /// Completion and signal counters.
-    pub card: &'a dyn DeviceBuffer,
-    /// Error counters.
-    pub shared: &'a dyn DeviceBuffer,
 }
 
 /// An endpoint's counter values before the first request.
@@ -130,6 +123,8 @@ pub struct Endpoint {
     depth: u32,
     cq_visible: bool,
     offsets: CounterOffsets,
+    /// Failed completions that the watcher has read.
+    pub failures: Arc<AtomicU64>,
 }
 
 /// Returns a location in an allocation, in libfabric's terms.
@@ -168,19 +163,19 @@ impl Endpoint {
         rail: &Rail,
         device: &dyn Device,
         options: EndpointOptions<'_>,
-        memory: CounterMemory<'_>,
+        memory: &dyn DeviceBuffer,
         offsets: CounterOffsets,
     ) -> Result<Self, Error> {
         let EndpointOptions { provider, signals, role, info, depth } = options;
         let failed = |what: &str| Error::fabric(format!("{what} of endpoint {role} on card {}", rail.name()));
-        let errors = location(memory.shared, offsets.errors);
-        let completed = location(memory.card, offsets.completed);
+        let errors = location(memory, offsets.errors);
+        let completed = location(memory, offsets.completed);
         // SAFETY: the caller keeps the memory alive, and gives `offsets` only to this endpoint.
         let local = unsafe { Counter::open_ext(&rail.gda, completed, Some(errors)) };
         let local = local.map_err(failed("opening the completion counter"))?;
         let signal = match role {
             Role::Signal(_) => {
-                let place = location(memory.card, offsets.completed + COUNTER_STRIDE);
+                let place = location(memory, offsets.completed + COUNTER_STRIDE);
                 // SAFETY: the caller keeps the memory alive, and gives `offsets` and the stride after it only to this endpoint.
                 let signal = unsafe { Counter::open_ext(&rail.gda, place, None) };
                 Some(signal.map_err(failed("opening the signal counter"))?)
@@ -233,6 +228,7 @@ impl Endpoint {
             depth: depth as u32,
             cq_visible: device.kind() == DeviceKind::Cpu,
             offsets,
+            failures: Arc::default(),
         })
     }
 
@@ -259,28 +255,29 @@ impl Endpoint {
         self.sq.caps & bindings::fi_efa_wq_caps::FI_EFA_WQ_CAPS_64_BIT_REQ_ID as u16 != 0
     }
 
-    /// Returns the error counter's host address.
-    pub fn errors(&self, memory: CounterMemory<'_>) -> *const u64 {
-        memory.shared.host_address().map_or(std::ptr::null(), |base| base.wrapping_add(self.offsets.errors).cast())
+    /// Returns the error counter's host address, if it has one.
+    pub fn errors(&self, memory: &dyn DeviceBuffer) -> Option<*const u64> {
+        memory.host_address().map(|base| base.wrapping_add(self.offsets.errors).cast_const().cast())
     }
 
-    /// Returns the counters that have a host address, for metrics. The caller adds the cursor.
-    pub fn words(&self, memory: CounterMemory<'_>, start: Start) -> Words {
-        let card = |offset: usize| memory.card.host_address().map(|base| base.wrapping_add(offset).cast_const().cast());
+    /// Returns the counters that have a host address, for metrics; without one, the watcher's count of errors. The caller adds the cursor.
+    pub fn words(&self, memory: &dyn DeviceBuffer, start: Start) -> Words {
+        let card = |offset: usize| memory.host_address().map(|base| base.wrapping_add(offset).cast_const().cast());
         let signal =
             matches!(self.role, Role::Signal(_)).then(|| card(self.offsets.completed + COUNTER_STRIDE)).flatten();
+        let seen = (self.failures.as_ptr().cast_const(), 0);
         Words {
             cursor: None,
             completed: (card(self.offsets.completed), start.completed),
-            errors: (self.errors(memory), start.errors),
+            errors: self.errors(memory).map_or(seen, |word| (word, start.errors)),
             signal: signal.map(|word| (word, start.signal)),
         }
     }
 
     /// Returns true if the card has completed a request in error.
-    pub fn has_failed(&self, memory: CounterMemory<'_>, start: Start) -> bool {
+    pub fn has_failed(&self, memory: &dyn DeviceBuffer, start: Start) -> bool {
         let mut bytes = [0; 8];
-        memory.shared.read(self.offsets.errors, &mut bytes).is_err() || u64::from_le_bytes(bytes) != start.errors
+        memory.read(self.offsets.errors, &mut bytes).is_err() || u64::from_le_bytes(bytes) != start.errors
     }
 
     /// Rings the doorbell for all requests below `count`, once no kernel uses the endpoint.
@@ -293,9 +290,9 @@ impl Endpoint {
     ///
     /// # Errors
     /// The device can't read the counter.
-    pub fn completed(&self, memory: CounterMemory<'_>) -> Result<u64, Error> {
+    pub fn completed(&self, memory: &dyn DeviceBuffer) -> Result<u64, Error> {
         let mut bytes = [0; 8];
-        memory.card.read(self.offsets.completed, &mut bytes)?;
+        memory.read(self.offsets.completed, &mut bytes)?;
         Ok(u64::from_le_bytes(bytes))
     }
 
@@ -303,15 +300,15 @@ impl Endpoint {
     ///
     /// # Errors
     /// The device can't read the counters.
-    pub fn spec(&self, memory: CounterMemory<'_>, values: u64) -> Result<EndpointSpec, Error> {
-        let now = |buffer: &dyn DeviceBuffer, offset: usize| {
+    pub fn spec(&self, memory: &dyn DeviceBuffer, values: u64) -> Result<EndpointSpec, Error> {
+        let now = |offset: usize| {
             let mut bytes = [0; 8];
-            buffer.read(offset, &mut bytes)?;
-            Ok::<_, Error>((buffer.device_address() + offset as u64, u64::from_le_bytes(bytes)))
+            memory.read(offset, &mut bytes)?;
+            Ok::<_, Error>((memory.device_address() + offset as u64, u64::from_le_bytes(bytes)))
         };
         let sq_size = self.sq_size();
         let signal = match self.role {
-            Role::Signal(_) => Some(now(memory.card, self.offsets.completed + COUNTER_STRIDE)?),
+            Role::Signal(_) => Some(now(self.offsets.completed + COUNTER_STRIDE)?),
             _ => None,
         };
         Ok(EndpointSpec {
@@ -327,8 +324,8 @@ impl Endpoint {
             cq_buf: if self.cq_visible { self.cq.buffer as u64 } else { 0 },
             cq_entries: self.cq.num_entries,
             cq_entry_size: self.cq.entry_size,
-            completed: now(memory.card, self.offsets.completed)?,
-            errors: now(memory.shared, self.offsets.errors)?,
+            completed: now(self.offsets.completed)?,
+            errors: now(self.offsets.errors)?,
             signal,
             values: if values == 0 { (0, 0) } else { (values, sq_size) },
         })

@@ -1,11 +1,18 @@
 //! A GIN context's failure flag, which any thread can read without a lock.
 //!
 //! A context has failed when the watcher raised its flag, or when one of its error counters changed. Kernels read the same
-//! counters, so a query after a kernel's error always returns true.
+//! counters, so a query after a kernel's error always returns true. Counters in a GPU's memory are copied for each query.
 #![allow(unsafe_code)]
 
+use crate::device::{DeviceBuffer, DeviceError};
+use crate::endpoint::COUNTER_STRIDE;
 use std::ptr::null_mut;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// How long the end of a context waits for queries, which may be stuck in the GPU's driver.
+const LIMIT: Duration = Duration::from_secs(2);
 
 /// An error counter that a card writes.
 #[derive(Debug, Clone, Copy)]
@@ -42,13 +49,60 @@ impl ErrorCounter {
     }
 }
 
+/// A context's error counters.
+pub enum ErrorCounters {
+    /// With host addresses.
+    Host(Vec<ErrorCounter>),
+    /// In a GPU's memory.
+    Device(DeviceCounters),
+}
+
+impl ErrorCounters {
+    fn has_changed(&self) -> bool {
+        match self {
+            Self::Host(counters) => counters.iter().any(ErrorCounter::has_changed),
+            Self::Device(counters) => counters.has_changed().unwrap_or_else(|error| {
+                crate::trace!("reading error counters: {error}");
+                false
+            }),
+        }
+    }
+}
+
+/// Error counters in memory that only the driver reads, at distances of [`COUNTER_STRIDE`].
+pub struct DeviceCounters {
+    buffer: Arc<dyn DeviceBuffer>,
+    offset: usize,
+    /// As they were in [`DeviceCounters::new`].
+    first: Vec<u8>,
+}
+
+impl DeviceCounters {
+    /// Watches `count` counters from `offset` on. Their current values mean no error.
+    ///
+    /// # Errors
+    /// The driver fails.
+    pub fn new(buffer: Arc<dyn DeviceBuffer>, offset: usize, count: usize) -> Result<Self, DeviceError> {
+        let mut first = vec![0; count * COUNTER_STRIDE];
+        buffer.read(offset, &mut first)?;
+        Ok(Self { buffer, offset, first })
+    }
+
+    fn has_changed(&self) -> Result<bool, DeviceError> {
+        // Only the card writes this memory, and only the counters.
+        let mut now = vec![0; self.first.len()];
+        self.buffer.read(self.offset, &mut now)?;
+        Ok(now != self.first)
+    }
+}
+
 /// A flag that serves one context at a time. Each context has its own generation, above 0.
 #[derive(Debug, Default)]
 pub struct FailureFlag {
     /// `generation << 1 | failed`; 0 if there is no context.
     word: AtomicU64,
     /// The context's counters, which this flag owns; null before `set_counters`.
-    counters: AtomicPtr<Vec<ErrorCounter>>,
+    counters: AtomicPtr<ErrorCounters>,
     /// Number of threads that may be reading the counters.
     readers: AtomicUsize,
 }
@@ -60,23 +114,29 @@ impl FailureFlag {
     }
 
     /// Sets the current context's error counters, which [`FailureFlag::failed`] reads.
-    pub fn set_counters(&self, counters: Vec<ErrorCounter>) {
+    pub fn set_counters(&self, counters: ErrorCounters) {
         self.replace(Box::into_raw(Box::new(counters)));
     }
 
-    /// Ends the context. After this call no thread reads its counters.
+    /// Ends the context. After this call no thread reads its counters, or only ones that keep their memory.
     pub fn close(&self) {
         self.word.store(0, Ordering::SeqCst);
         self.replace(null_mut());
     }
 
-    fn replace(&self, counters: *mut Vec<ErrorCounter>) {
+    fn replace(&self, counters: *mut ErrorCounters) {
         let old = self.counters.swap(counters, Ordering::SeqCst);
         if old.is_null() {
             return;
         }
-        // Later readers load the new list. Earlier readers finish soon, since they wait for nothing.
+        // Later readers load the new list. Earlier readers finish soon: they wait for nothing but the driver, if for anything.
+        let began = Instant::now();
         while self.readers.load(Ordering::SeqCst) != 0 {
+            // SAFETY: the swap above gave the list to this call alone, which hasn't freed it; readers only have shared references.
+            if began.elapsed() > LIMIT && matches!(unsafe { &*old }, ErrorCounters::Device(_)) {
+                // The list and the memory are left to a reader that is stuck.
+                return;
+            }
             std::thread::yield_now();
         }
         // SAFETY: `set_counters` created the pointer from a box, and the swap above gave it to this call alone. No reader has it, since the
@@ -106,7 +166,8 @@ impl FailureFlag {
         self.state(generation)
     }
 
-    fn state(&self, generation: u64) -> Option<bool> {
+    /// As [`FailureFlag::failed`], but without reading the counters.
+    pub fn state(&self, generation: u64) -> Option<bool> {
         let word = self.word.load(Ordering::SeqCst);
         (word >> 1 == generation && generation != 0).then_some(word & 1 == 1)
     }
@@ -115,7 +176,7 @@ impl FailureFlag {
     fn has_changed(&self) -> bool {
         let counters = self.counters.load(Ordering::SeqCst);
         // SAFETY: the pointer is null or a list that `replace` frees only when `readers` is 0; the caller is counted there.
-        unsafe { counters.as_ref() }.is_some_and(|counters| counters.iter().any(ErrorCounter::has_changed))
+        unsafe { counters.as_ref() }.is_some_and(ErrorCounters::has_changed)
     }
 }
 
@@ -138,7 +199,7 @@ mod tests {
         assert_eq!(flag.failed(0), None);
         flag.open(3);
         assert_eq!(flag.failed(3), Some(false));
-        flag.set_counters(counters.to_vec());
+        flag.set_counters(ErrorCounters::Host(counters.to_vec()));
         assert_eq!((flag.failed(3), flag.failed(2)), (Some(false), None));
         memory[1].store(10, Ordering::Relaxed);
         assert_eq!(flag.failed(3), Some(true));
@@ -170,7 +231,7 @@ mod tests {
                 flag.open(generation);
                 latest.store(generation, Ordering::Relaxed);
                 // SAFETY: the box is aligned and outlives `close`.
-                flag.set_counters(vec![unsafe { ErrorCounter::new(memory.as_ptr()) }; 4]);
+                flag.set_counters(ErrorCounters::Host(vec![unsafe { ErrorCounter::new(memory.as_ptr()) }; 4]));
                 flag.close();
                 // A later read of this memory would see a different value.
                 memory.store(0, Ordering::Relaxed);

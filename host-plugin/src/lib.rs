@@ -29,6 +29,7 @@ pub mod device;
 pub mod endpoint;
 pub mod error;
 pub mod fault;
+pub mod kernel_words;
 pub mod log;
 pub mod memory;
 pub mod metrics;

@@ -1,24 +1,25 @@
 //! Memory that a card shares with a context's kernels, and its registration with the rails.
 
-use crate::device::{Device, DeviceBuffer, Use};
-use crate::endpoint::{COUNTER_STRIDE, CounterMemory};
+use crate::device::{Device, DeviceBuffer, Use, bytes_of};
+use crate::endpoint::COUNTER_STRIDE;
 use crate::error::Error;
 use crate::rail::Rail;
 use ferrogin_ffi::ext::VALUE_STRIDE;
 use ferrogin_ffi::failure::Record;
 use ferrogin_libfabric::{MemoryKind, MemoryRegion, Region, bindings};
+use std::sync::Arc;
 
 /// The two allocations of a `createContext`.
 pub struct ContextMemory {
-    /// Scratch page, then value slots, then completion counters.
-    pub card: Box<dyn DeviceBuffer>,
-    /// The abort flag and the first failure's record, then error counters.
-    pub shared: Box<dyn DeviceBuffer>,
+    /// What kernels and the card access: scratch page, then value slots, then completion counters, then error counters, then the abort flag
+    /// and the record's address.
+    pub card: Arc<dyn DeviceBuffer>,
+    /// The first failure's record, which the host reads.
+    pub record: Box<dyn DeviceBuffer>,
 }
 
-/// [`failure_offset`](ferrogin_ffi::ext::ContextExt::failure_offset): the record is between the abort flag and the error counters.
+/// [`failure_offset`](ferrogin_ffi::ext::ContextExt::failure_offset).
 pub const FAILURE_OFFSET: u32 = 8;
-const _: () = assert!(FAILURE_OFFSET as usize + size_of::<Record>() <= COUNTER_STRIDE);
 
 impl ContextMemory {
     /// Allocates zeroed memory for `layout`.
@@ -26,15 +27,12 @@ impl ContextMemory {
     /// # Errors
     /// The device is out of memory.
     pub fn allocate(device: &dyn Device, layout: MemoryLayout) -> Result<Self, Error> {
-        Ok(Self {
-            card: device.allocate(layout.card_len(), Use::Card)?,
-            shared: device.allocate(layout.shared_len(), Use::Shared)?,
-        })
-    }
-
-    /// Returns the memory that endpoints place their counters in.
-    pub fn counters(&self) -> CounterMemory<'_> {
-        CounterMemory { card: &*self.card, shared: &*self.shared }
+        let memory = Self {
+            card: device.allocate(layout.card_len(), Use::Card)?.into(),
+            record: device.allocate(size_of::<Record>(), Use::Shared)?,
+        };
+        memory.card.write(layout.abort() + FAILURE_OFFSET as usize, bytes_of(&[memory.record.device_address()]))?;
+        Ok(memory)
     }
 }
 
@@ -67,14 +65,19 @@ impl MemoryLayout {
         (self.values() + self.values_len()).next_multiple_of(self.page)
     }
 
-    /// Returns the size of [`ContextMemory::card`] in bytes.
-    pub fn card_len(&self) -> usize {
+    /// Returns the offset of the first error counter.
+    pub fn errors(&self) -> usize {
         self.completed() + self.counters * COUNTER_STRIDE
     }
 
-    /// Returns the size of [`ContextMemory::shared`]: a stride for the abort flag and the first failure's record, then one per error counter.
-    pub fn shared_len(&self) -> usize {
-        (1 + self.endpoints) * COUNTER_STRIDE
+    /// Returns the offset of the abort flag, which the record's address follows.
+    pub fn abort(&self) -> usize {
+        self.errors() + self.endpoints * COUNTER_STRIDE
+    }
+
+    /// Returns the size of [`ContextMemory::card`] in bytes.
+    pub fn card_len(&self) -> usize {
+        self.abort() + COUNTER_STRIDE
     }
 
     /// Returns the offset of the value slots of each endpoint that posts values from the pool.
@@ -140,8 +143,8 @@ mod tests {
             let slices: Vec<_> = layout.value_slices().collect();
             assert_eq!(slices, [0, 1, 2, 3, 4].map(|slice| page + slice * 64 * 8));
             assert_eq!(layout.completed(), page + (5 * 64 * 8usize).next_multiple_of(page));
-            assert_eq!(layout.card_len() - layout.completed(), 20 * 64);
-            assert_eq!(layout.shared_len(), 15 * 64);
+            assert_eq!(layout.errors() - layout.completed(), 20 * 64);
+            assert_eq!((layout.abort() - layout.errors(), layout.card_len() - layout.abort()), (14 * 64, 64));
             let without = MemoryLayout { pooled: 0, ..layout };
             assert_eq!((without.value_slices().count(), without.completed()), (0, page));
         }

@@ -3,7 +3,7 @@
 //! A handle encodes a kind, a slot and a generation; it's not an address. The registry refuses a wrong or stale handle, or one of another
 //! kind, without dereferencing it, and a closed handle never names a later object.
 
-use crate::fault::{ErrorCounter, FailureFlag};
+use crate::fault::{ErrorCounters, FailureFlag};
 use parking_lot::{Mutex, MutexGuard};
 use std::any::Any;
 use std::ffi::c_void;
@@ -318,7 +318,7 @@ pub fn tagged(of: u64) -> Option<*mut c_void> {
 ///
 /// # Errors
 /// The handle was removed in the meantime.
-pub fn set_error_counters(handle: *const c_void, counters: Vec<ErrorCounter>) -> Result<(), HandleError> {
+pub fn set_error_counters(handle: *const c_void, counters: ErrorCounters) -> Result<(), HandleError> {
     let slot = slot_of(handle, Kind::Context)?;
     // `remove` takes the same lock, so the handle stays open until the counters are set.
     let _open = lock(&slot.shared);
@@ -334,6 +334,11 @@ pub fn raise_fault(handle: *const c_void, kind: Kind) {
     if let Ok(slot) = slot_of(handle, kind) {
         slot.flag.raise(generation_of(handle));
     }
+}
+
+/// Returns whether [`raise_fault`] or [`fault`] has found that a context failed, without reading its counters.
+pub fn fault_is_known(handle: *const c_void, kind: Kind) -> bool {
+    slot_of(handle, kind).is_ok_and(|slot| slot.flag.state(generation_of(handle)) == Some(true))
 }
 
 /// Returns true if a context has failed. Takes no lock: NCCL calls this from any thread while other threads use and close contexts.
@@ -385,7 +390,7 @@ mod tests {
         raise_fault(a, Kind::Context);
         assert_eq!(fault(a, Kind::Context), Ok(true));
         remove::<u8>(a, Kind::Context).unwrap();
-        assert!(fault(a, Kind::Context).is_err() && set_error_counters(a, Vec::new()).is_err());
+        assert!(fault(a, Kind::Context).is_err() && set_error_counters(a, ErrorCounters::Host(Vec::new())).is_err());
         raise_fault(a, Kind::Context);
         let b = insert(Kind::Context, Arc::new(1u8)).unwrap();
         assert_eq!(fault(b, Kind::Context), Ok(false));

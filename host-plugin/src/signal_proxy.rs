@@ -366,6 +366,7 @@ impl Pulse {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kernel_words::StopWord;
     use crate::registry::{self, Kind};
     use crate::watcher::{Output, Report, Watch};
     use ferrogin_test_support::{child, wait::wait_until};
@@ -400,7 +401,7 @@ mod tests {
 
     /// Calls `body` with the watcher's check of a context with emulated signals, at any given time: true once its waits are aborted.
     fn with_watched_context(body: impl FnOnce(&mut dyn FnMut(Instant) -> bool, Instant)) {
-        let (handle, mut abort, began) = (registry::insert(Kind::Context, Arc::new(())).unwrap(), 0, Instant::now());
+        let (handle, began) = (registry::insert(Kind::Context, Arc::new(())).unwrap(), Instant::now());
         let served = Arc::new(Served::new(None));
         let mut watch = Watch {
             handle: handle as usize,
@@ -408,7 +409,7 @@ mod tests {
             nranks: 2,
             endpoints: Vec::new(),
             targets: Vec::new(),
-            abort: &raw mut abort,
+            stop: StopWord::on_cpu(),
             report: Report::Clean,
             failure: None,
             lost: None,
@@ -418,8 +419,7 @@ mod tests {
         let mut check = |now| {
             watch.round(now);
             let failed = registry::fault(handle, Kind::Context) == Ok(true);
-            // SAFETY: the pointer points to this function's local variable.
-            assert_eq!((unsafe { watch.abort.read_volatile() } == 1, watch.report == Report::Done), (failed, failed));
+            assert_eq!((watch.stop.is_raised(), watch.report == Report::Done), (failed, failed));
             assert_eq!(served.closing.load(Ordering::Acquire), failed, "the inbox is closed");
             failed
         };

@@ -2,25 +2,26 @@
 //! tells the next rank of each communicator that this process runs, so that ranks in a call wait for a late one.
 //!
 //! Kernels don't poll completion queues. The watcher reads the entries, because a failed request's entry has the reason. Error counters
-//! show a failure even if its entry is lost. A context's first failure logs one WARN line, raises the context's fault flag for good, and
+//! show a failure even if its entry is lost: the watcher reads those with a host address, and kernels and queries the others. A context's first failure logs one WARN line, raises the context's fault flag for good, and
 //! ends every wait of the context's kernels through the abort flag. The thread runs as long as the process has a communicator.
 #![allow(unsafe_code)]
 
 use crate::endpoint::Role;
 use crate::error::Error;
 use crate::fault::ErrorCounter;
+use crate::kernel_words::StopWord;
 use crate::log::counted;
 use crate::signal_proxy::{Pulse, Served};
 use crate::{registry, shortage};
 use efa_dp_direct::wire::{CdescCommon, CompStatus, SendOp, TxMetaDesc};
 use ferrogin_ffi::ext::Target;
-use ferrogin_ffi::failure::{Failure, Record};
+use ferrogin_ffi::failure::{CARD_ERROR, Failure, Record};
 use ferrogin_rendezvous::ring::Ring;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_void};
 use std::mem::offset_of;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -153,8 +154,10 @@ pub struct WatchedEndpoint {
     pub name: (usize, Role),
     /// The completion queue.
     pub cq: CqReader,
-    /// The error counter.
-    pub errors: ErrorCounter,
+    /// The error counter, if it has a host address.
+    pub errors: Option<ErrorCounter>,
+    /// Failed completions that the watcher has read.
+    pub failures: Arc<AtomicU64>,
     /// The send ring, if it is host memory.
     pub ring: Option<RingView>,
     /// Index into the watch's target tables.
@@ -174,7 +177,7 @@ pub struct Watch {
     /// By context id: targets at `[slot * nranks + peer]`.
     pub targets: Vec<Arc<[Target]>>,
     /// The abort flag, which ends kernels' waits.
-    pub abort: *mut u32,
+    pub stop: Arc<StopWord>,
     /// The state of the report.
     pub report: Report,
     /// The record of a kernel's first failure, until that has been reported.
@@ -226,14 +229,14 @@ pub enum Report {
     /// No failure.
     #[default]
     Clean,
-    /// This many rounds ago, the error counter of the endpoint with this index changed.
-    Counted(u32, usize),
+    /// This many rounds ago, an error counter had changed: that of the endpoint with this index, if it's known.
+    Counted(u32, Option<usize>),
     /// The WARN line has been written.
     Done,
 }
 
-// SAFETY: any thread may use the pointers to rings, counters and the abort flag. The context drops its `Guard`, which ends the
-// watch, before it frees them, and every access is atomic.
+// SAFETY: any thread may use the pointers to rings, counters and the record. The context drops its `Guard`, which ends the watch, before it
+// frees them, and every access is atomic.
 unsafe impl Send for Watch {}
 
 impl Watch {
@@ -247,6 +250,7 @@ impl Watch {
                 busy = true;
                 // After a failure the card flushes requests, so any other status is the cause.
                 if entry.status != CompStatus::Ok.raw() {
+                    endpoint.failures.fetch_add(1, Ordering::Relaxed);
                     let better = failure.is_none_or(|(_, first): (usize, CdescCommon)| {
                         first.status == CompStatus::Flushed.raw() && entry.status != first.status
                     });
@@ -283,27 +287,36 @@ impl Watch {
                 ));
             }
         }
+        // A query found a changed error counter, or a kernel did.
+        let mut is_known = registry::fault_is_known(self.handle as *const c_void, registry::Kind::Context);
         if let Some(failure) = self.failure.and_then(read_failure) {
             self.failure = None;
+            is_known |= failure.status == CARD_ERROR;
             crate::warn!("rank {}: the first failure of a kernel in this context: {failure}", self.rank);
         }
         match self.report {
             Report::Clean => {
-                if let Some(i) = self.endpoints.iter().position(|endpoint| endpoint.errors.has_changed()) {
+                let has_changed =
+                    |endpoint: &WatchedEndpoint| endpoint.errors.is_some_and(|errors| errors.has_changed());
+                let counted = self.endpoints.iter().position(has_changed);
+                if is_known || counted.is_some() {
                     self.fail();
-                    self.report = Report::Counted(0, i);
+                    self.report = Report::Counted(0, counted);
                 }
             }
             Report::Counted(rounds, i) if rounds >= ENTRY_ROUNDS => {
-                let (context, role) = self.endpoints[i].name;
-                // The card may have overwritten whole laps, which the phase does not show, so the search covers the whole ring.
-                let text = match self.endpoints[i].cq.failure() {
-                    Some(entry) => self.describe(i, entry),
-                    None => format!(
-                        "a request on endpoint {role} of context {context} failed; its completion was overwritten, so \
-                         the peer and the reason are unknown. Check the peers' logs and the card (its driver's log). {UNUSABLE}"
-                    ),
-                };
+                // The card may have overwritten whole laps, which the phase does not show, so the search covers whole rings.
+                let failure = |i: usize| self.endpoints[i].cq.failure().map(|entry| (i, entry));
+                let found = i.map_or_else(|| (0..self.endpoints.len()).find_map(failure), failure);
+                let text = found.map(|(i, entry)| self.describe(i, entry)).unwrap_or_else(|| {
+                    let place = i.map(|i| self.endpoints[i].name);
+                    let place = place.map(|(context, role)| format!(" on endpoint {role} of context {context}"));
+                    format!(
+                        "a request{} failed; its completion was overwritten, so the peer and the reason are unknown. Check the peers' \
+                         logs and the card (its driver's log). {UNUSABLE}",
+                        place.unwrap_or_default()
+                    )
+                });
                 self.report(text);
             }
             Report::Counted(rounds, i) => self.report = Report::Counted(rounds + 1, i),
@@ -367,8 +380,7 @@ impl Watch {
 
     fn fail(&self) {
         registry::raise_fault(self.handle as *const c_void, registry::Kind::Context);
-        // SAFETY: the abort flag is 4-byte aligned and the context frees it after the watch. Kernels access it atomically too.
-        unsafe { AtomicU32::from_ptr(self.abort) }.store(1, Ordering::Release);
+        self.stop.raise();
     }
 
     /// Returns the report of a failed request.

@@ -104,15 +104,17 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
 
     let base = layout.completed();
     let open = |role, info, place: usize, number: usize| {
-        let offsets =
-            CounterOffsets { completed: base + place * COUNTER_STRIDE, errors: (1 + number) * COUNTER_STRIDE };
+        let offsets = CounterOffsets {
+            completed: base + place * COUNTER_STRIDE,
+            errors: layout.errors() + number * COUNTER_STRIDE,
+        };
         // SAFETY: `memory` lives until the end of this function, longer than the endpoints, and no two of them share offsets.
         unsafe {
             Endpoint::open(
                 &rail,
                 &*device,
                 EndpointOptions { provider: config.provider, signals: Signals::Card, role, info, depth: REQUESTS },
-                memory.counters(),
+                &*memory.card,
                 offsets,
             )
         }
@@ -144,6 +146,7 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
         rail: &rail,
         memory: &memory,
         base,
+        errors: layout.errors(),
         buffer: &*buffer,
         lkey,
         target: peers.numbers()[2 * next + 1],
@@ -228,6 +231,8 @@ struct ToNext<'a> {
     memory: &'a ContextMemory,
     /// Offset of the first completion counter.
     base: usize,
+    /// Offset of the first error counter.
+    errors: usize,
     buffer: &'a dyn DeviceBuffer,
     lkey: u32,
     /// libfabric's address for the next rank's signal endpoint.
@@ -297,7 +302,7 @@ impl ToNext<'_> {
         seen.add("reads: order of completions", order_of(&ids));
         seen.add("reads: completion counter", wait_for(counters, self.base, 2 * REQUESTS as u64, &queue)?);
         seen.yes_no("reads: data arrived", arrived(self.buffer, 2 * AREA, (rank + 1) % nranks, length)?);
-        seen.add("error counter", counter(&*self.memory.shared, COUNTER_STRIDE)?);
+        seen.add("error counter", counter(counters, self.errors)?);
         self.barrier()
     }
 

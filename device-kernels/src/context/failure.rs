@@ -51,8 +51,10 @@ fn note_numbers(context: Context<'_>, function: u8, status: Status, kind: u32, i
     if ext.failure_offset == 0 {
         return;
     }
-    let record = ext.abort_flag.wrapping_byte_add(ext.failure_offset as usize).cast::<u8>();
-    // SAFETY: the host has placed an aligned record there, and keeps it as long as the context; all accesses are atomic.
+    let place = ext.abort_flag.wrapping_byte_add(ext.failure_offset as usize).cast::<*mut u8>();
+    // SAFETY: the host has placed an aligned address there, constant as long as the context.
+    let record = unsafe { *place };
+    // SAFETY: the host keeps the aligned record there as long as the context; all accesses are atomic.
     let word = |offset: usize| unsafe { AtomicU64::from_ptr(record.wrapping_add(offset).cast()) };
     let head = word(offset_of!(Record, head));
     // Only kernels write the record, so the exchange, which is atomic among them, gives it to one.

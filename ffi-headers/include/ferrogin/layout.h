@@ -7,7 +7,7 @@
 
 /* What lies before the array of device handles, and what it leads to: FGIN_CONTEXT_SIZE bytes each. */
 #define FGIN_HEADER_MAGIC 0x6e69676f72726566ull
-#define FGIN_HEADER_VERSION 9u
+#define FGIN_HEADER_VERSION 10u
 #define FGIN_HEADER_SIZE 64
 #define FGIN_HEADER_MAGIC_OFFSET 0
 #define FGIN_HEADER_VERSION_OFFSET 8

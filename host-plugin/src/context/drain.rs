@@ -53,7 +53,7 @@ pub fn drain(contexts: &[&Context]) {
 impl Context {
     /// Rings what is deferred, and returns the endpoints with incomplete requests.
     fn unfinished(&self) -> Vec<Queue<'_>> {
-        let Some(block) = self.block.as_ref().filter(|_| !self.is_aborted()) else { return Vec::new() };
+        let Some(block) = self.block.as_ref().filter(|_| !self.stop.is_raised()) else { return Vec::new() };
         if let Some(watch) = &*self.watch.lock() {
             watch.hold();
         }
@@ -71,12 +71,6 @@ impl Context {
             (queue.requests != 0).then_some(queue)
         });
         queues.collect()
-    }
-
-    /// Returns whether a failure has ended all waits of this context.
-    fn is_aborted(&self) -> bool {
-        let mut flag = [0; 4];
-        self.memory.shared.read(0, &mut flag).is_err() || flag != [0; 4]
     }
 }
 
@@ -97,7 +91,7 @@ struct Queue<'a> {
 impl Queue<'_> {
     /// Reads the counters. Returns the number of requests that have completed since the last check.
     fn check(&mut self) -> u32 {
-        let (memory, before) = (self.context.memory.counters(), self.requests);
+        let (memory, before) = (&*self.context.memory.card, self.requests);
         self.failed |= self.endpoint.has_failed(memory, self.start);
         let completed = self.endpoint.completed(memory);
         self.requests = completed.map_or(0, |all| incomplete(self.posted, all as u32, self.endpoint.sq.num_entries));

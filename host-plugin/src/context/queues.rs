@@ -51,7 +51,7 @@ impl OneContext {
             next.completed += COUNTER_STRIDE * if matches!(role, Role::Signal(_)) { 2 } else { 1 };
             next.errors += COUNTER_STRIDE;
             // SAFETY: the caller keeps the memory. Both offsets advance with each endpoint, so no two counters share memory.
-            let endpoint = unsafe { Endpoint::open(rail, &*coll.device, options, memory.counters(), offsets) };
+            let endpoint = unsafe { Endpoint::open(rail, &*coll.device, options, &*memory.card, offsets) };
             let endpoint = endpoint?;
             if shape.layout == Layout::V1 && !endpoint.request_ids_64() && first_time(SHORT_IDS, &rail.name()) {
                 crate::info!(

@@ -31,9 +31,9 @@ pub enum Use {
     Tables,
     /// The card, and the program that owns the window.
     Window,
-    /// The card: completion counters, value slots, scratch.
+    /// The card: counters, value slots, scratch. And words that the host writes at any time.
     Card,
-    /// The card and, at any time, the host: error counters, the abort flag.
+    /// The host, which reads it at any time, and the card: the first failure's record, receive buffers.
     Shared,
 }
 

@@ -80,9 +80,9 @@ fn overtaken_reader_continues_with_oldest_entry() {
 
 #[test]
 fn failure_is_found_after_whole_laps() {
-    let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
+    let (mut ring, errors) = (Ring::new(8, 32), AtomicU64::new(0));
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
-    let mut watch = watch_of(&mut ring, &errors, &abort, handle as usize);
+    let mut watch = watch_of(&mut ring, &errors, handle as usize);
     for i in 0..16 {
         ring.push(1, if i == 12 { CompStatus::RemoteAbort } else { CompStatus::Ok });
     }
@@ -99,9 +99,9 @@ fn failure_is_found_after_whole_laps() {
 
 #[test]
 fn failure_just_before_the_end_of_a_watch_is_reported() {
-    let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
+    let (mut ring, errors) = (Ring::new(8, 32), AtomicU64::new(0));
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
-    let watch = watch_of(&mut ring, &errors, &abort, handle as usize);
+    let watch = watch_of(&mut ring, &errors, handle as usize);
     ring.push(1, CompStatus::RemoteAbort);
     table().watches.insert(u64::MAX, watch);
     drop(Guard(u64::MAX));
@@ -109,7 +109,7 @@ fn failure_just_before_the_end_of_a_watch_is_reported() {
     registry::remove::<()>(handle, Kind::Context).unwrap();
 }
 
-fn watch_of(ring: &mut Ring, errors: &AtomicU64, abort: &AtomicU32, handle: usize) -> Watch {
+fn watch_of(ring: &mut Ring, errors: &AtomicU64, handle: usize) -> Watch {
     Watch {
         handle,
         rank: 0,
@@ -118,12 +118,13 @@ fn watch_of(ring: &mut Ring, errors: &AtomicU64, abort: &AtomicU32, handle: usiz
             name: (0, Role::Signal(4)),
             cq: ring.reader(),
             // SAFETY: each test's word outlives the watch.
-            errors: unsafe { ErrorCounter::new(errors.as_ptr()) },
+            errors: Some(unsafe { ErrorCounter::new(errors.as_ptr()) }),
+            failures: Arc::default(),
             ring: None,
             context: 0,
         }],
         targets: vec![(0..6).map(|i| Target { ah: i, qpn: 10 + i, qkey: 1 }).collect()],
-        abort: abort.as_ptr(),
+        stop: StopWord::on_cpu(),
         report: Report::Clean,
         failure: None,
         lost: None,
@@ -134,8 +135,8 @@ fn watch_of(ring: &mut Ring, errors: &AtomicU64, abort: &AtomicU32, handle: usiz
 
 #[test]
 fn failed_request_message_names_peer_endpoint_and_fix() {
-    let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
-    let mut watch = watch_of(&mut ring, &errors, &abort, 0);
+    let (mut ring, errors) = (Ring::new(8, 32), AtomicU64::new(0));
+    let mut watch = watch_of(&mut ring, &errors, 0);
     ring.push(2, CompStatus::RemoteBadAddress);
     let entry = watch.endpoints[0].cq.poll().unwrap();
     let text = watch.describe(0, entry);
@@ -155,8 +156,8 @@ fn failed_request_message_names_peer_endpoint_and_fix() {
 
 #[test]
 fn peer_is_found_in_readable_ring() {
-    let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
-    let mut watch = watch_of(&mut ring, &errors, &abort, 0);
+    let (mut ring, errors) = (Ring::new(8, 32), AtomicU64::new(0));
+    let mut watch = watch_of(&mut ring, &errors, 0);
     let mut requests = vec![0u8; 4 * 64];
     for (i, (id, ah)) in [(0u16, 4u16), (0, 1), (5, 2), (7, 1)].into_iter().enumerate() {
         let meta = TxMetaDesc { req_id: id, ah, dest_qp_num: 10 + ah, qkey: 1, ..TxMetaDesc::ZERO };
@@ -172,8 +173,8 @@ fn peer_is_found_in_readable_ring() {
 /// Every peer whose request has the id is a suspect; free ring slots and unknown targets aren't.
 #[test]
 fn peers_that_share_an_id_are_all_named() {
-    let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
-    let mut watch = watch_of(&mut ring, &errors, &abort, 0);
+    let (mut ring, errors) = (Ring::new(8, 32), AtomicU64::new(0));
+    let mut watch = watch_of(&mut ring, &errors, 0);
     watch.nranks = 6;
     let requests_of = |peers: &[(u16, u32)]| {
         let mut bytes = vec![0u8; 8 * 128];
@@ -198,8 +199,8 @@ fn peers_that_share_an_id_are_all_named() {
 
 #[test]
 fn message_has_operation_and_fix_of_the_failure() {
-    let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
-    let watch = watch_of(&mut ring, &errors, &abort, 0);
+    let (mut ring, errors) = (Ring::new(8, 32), AtomicU64::new(0));
+    let watch = watch_of(&mut ring, &errors, 0);
     let text = |op: u8, status: u8| {
         let flags = CdescFlags(0).with_phase(true).with_op_type(op);
         watch.describe(0, CdescCommon { req_id: 1, status, flags, qp_num: 9 })
@@ -227,16 +228,16 @@ fn message_has_operation_and_fix_of_the_failure() {
 
 #[test]
 fn error_counter_alone_raises_fault_and_abort_flag() {
-    let (mut ring, errors, abort) = (Ring::new(8, 32), AtomicU64::new(0), AtomicU32::new(0));
+    let (mut ring, errors) = (Ring::new(8, 32), AtomicU64::new(0));
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
-    let mut watch = watch_of(&mut ring, &errors, &abort, handle as usize);
+    let mut watch = watch_of(&mut ring, &errors, handle as usize);
     watch.round(Instant::now());
     assert_eq!((registry::fault(handle, Kind::Context), watch.report), (Ok(false), Report::Clean));
     // Like a card that counts an error.
     errors.store(1, Ordering::Relaxed);
     watch.round(Instant::now());
     assert_eq!(registry::fault(handle, Kind::Context), Ok(true));
-    assert_eq!(abort.load(Ordering::Relaxed), 1);
+    assert!(watch.stop.is_raised());
     for _ in 0..=ENTRY_ROUNDS {
         assert!(matches!(watch.report, Report::Counted(..)));
         watch.round(Instant::now());
@@ -248,9 +249,9 @@ fn error_counter_alone_raises_fault_and_abort_flag() {
 #[test]
 fn thread_reports_failures_and_ends_with_last_watch() {
     let mut ring = Ring::new(8, 32);
-    let (errors, abort) = (Box::new(AtomicU64::new(0)), Box::new(AtomicU32::new(0)));
+    let errors = Box::new(AtomicU64::new(0));
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
-    let guard = super::watch(watch_of(&mut ring, &errors, &abort, handle as usize)).unwrap();
+    let guard = super::watch(watch_of(&mut ring, &errors, handle as usize)).unwrap();
     for _ in 0..8 {
         ring.push(1, CompStatus::Ok);
     }

@@ -1,0 +1,177 @@
+//! Words that kernels read in each round of a wait, and that the host writes while they run.
+//!
+//! A read of host memory takes a GPU about a microsecond, so the words are in the kernels' memory, and the host's write crosses PCIe instead.
+//! It's a store where the CPU can address that memory, also through GDRCopy. Otherwise it's a copy by the driver, in a thread of its own: a
+//! driver call may have to wait for another thread's call, which waits for a kernel that waits for this word's writer, and nobody else is to
+//! be stuck in it.
+#![allow(unsafe_code)]
+
+use crate::device::{Device, DeviceBuffer, DeviceError, WordMapping, bytes_of};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+
+/// Words in a buffer that kernels can read.
+pub struct KernelWords {
+    buffer: Arc<dyn DeviceBuffer>,
+    mapping: Option<WordMapping>,
+}
+
+impl KernelWords {
+    /// Makes words of `buffer` writable. The host writes `len` bytes from `offset` on.
+    pub fn new(device: &dyn Device, buffer: Arc<dyn DeviceBuffer>, offset: usize, len: usize) -> Self {
+        let address = buffer.device_address() + offset as u64;
+        let mapping = if buffer.host_address().is_none() { device.map_words(address as *mut _, len) } else { None };
+        Self { buffer, mapping }
+    }
+
+    /// Writes the word at `offset`, which is a multiple of 4, and returns at once. Kernels see it soon, unless the driver is stuck.
+    pub fn store(&self, offset: usize, value: u32) {
+        if let Some(base) = self.buffer.host_address() {
+            // SAFETY: the caller names an aligned word of the buffer, which kernels access atomically too.
+            let word = unsafe { AtomicU32::from_ptr(base.wrapping_add(offset).cast()) };
+            word.store(value, Ordering::Release);
+        } else if let Some(WordMapping { distance, .. }) = self.mapping {
+            let word = (self.buffer.device_address() + offset as u64).wrapping_add(distance) as *mut u32;
+            // SAFETY: the caller names an aligned word of the bytes that `new` mapped. No Rust reference covers it.
+            unsafe { word.write_volatile(value) };
+            // The mapping combines writes; the fence makes this one leave the CPU.
+            fence(Ordering::SeqCst);
+        } else {
+            copy(self.buffer.clone(), offset, value);
+        }
+    }
+}
+
+/// Writes the word by the driver, in a thread that keeps the memory until the driver has returned.
+fn copy(buffer: Arc<dyn DeviceBuffer>, offset: usize, value: u32) {
+    let check = |result: Result<(), DeviceError>| {
+        if let Err(error) = result {
+            crate::warn!(
+                "a kernel's waits cannot be ended: {error}; they end by their time limit. Look for the first CUDA error"
+            );
+        }
+    };
+    let write = move || check(buffer.write(offset, bytes_of(&[value])));
+    let thread = std::thread::Builder::new().name("ferrogin-word".to_owned());
+    // The library stays loaded (build.rs), so the thread's code does too.
+    if let Err(error) = thread.spawn(write.clone()) {
+        crate::trace!("starting a thread: {error}");
+        write();
+    }
+}
+
+/// The word that ends the waits of a context's kernels.
+pub struct StopWord {
+    words: Arc<KernelWords>,
+    offset: usize,
+    raised: AtomicBool,
+}
+
+impl StopWord {
+    /// Takes the word at `offset`, which is 0.
+    pub fn new(words: Arc<KernelWords>, offset: usize) -> Self {
+        Self { words, offset, raised: AtomicBool::new(false) }
+    }
+
+    /// Ends the waits.
+    pub fn raise(&self) {
+        if !self.raised.swap(true, Ordering::AcqRel) {
+            self.words.store(self.offset, 1);
+        }
+    }
+
+    /// Returns whether the waits have been ended.
+    pub fn is_raised(&self) -> bool {
+        self.raised.load(Ordering::Acquire)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DmaBuf;
+    use crate::device::Use;
+    use crate::device::cpu::CpuDevice;
+    use ferrogin_test_support::wait::wait_until;
+    use std::mem::MaybeUninit;
+    use std::sync::Mutex;
+
+    impl StopWord {
+        /// Returns a word in a CPU's memory.
+        pub fn on_cpu() -> Arc<Self> {
+            let device = CpuDevice::new(false);
+            let buffer: Arc<dyn DeviceBuffer> = device.allocate(64, Use::Card).unwrap().into();
+            Arc::new(Self::new(Arc::new(KernelWords::new(&device, buffer, 8, 4)), 8))
+        }
+    }
+
+    fn word(buffer: &dyn DeviceBuffer, offset: usize) -> u32 {
+        let mut bytes = [0; 4];
+        buffer.read(offset, &mut bytes).unwrap();
+        u32::from_le_bytes(bytes)
+    }
+
+    #[test]
+    fn stop_word_is_raised_once() {
+        let stop = StopWord::on_cpu();
+        assert_eq!((stop.is_raised(), word(&*stop.words.buffer, 8)), (false, 0));
+        stop.raise();
+        assert_eq!((stop.is_raised(), word(&*stop.words.buffer, 8), word(&*stop.words.buffer, 12)), (true, 1, 0));
+        stop.words.store(8, 0);
+        stop.raise();
+        assert_eq!(word(&*stop.words.buffer, 8), 0);
+    }
+
+    /// Memory of a GPU whose driver is stuck while `driver` is locked.
+    struct Gpu {
+        memory: Box<dyn DeviceBuffer>,
+        driver: Arc<Mutex<()>>,
+    }
+
+    impl DeviceBuffer for Gpu {
+        fn device_address(&self) -> u64 {
+            self.memory.device_address()
+        }
+
+        fn host_address(&self) -> Option<*mut u8> {
+            None
+        }
+
+        fn len(&self) -> usize {
+            self.memory.len()
+        }
+
+        fn dma_buf(&self) -> Option<DmaBuf<'_>> {
+            None
+        }
+
+        fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {
+            let _stuck = self.driver.lock().unwrap();
+            self.memory.write(offset, bytes)
+        }
+
+        fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+            let _stuck = self.driver.lock().unwrap();
+            self.memory.read(offset, bytes)
+        }
+    }
+
+    #[test]
+    fn stuck_driver_holds_up_neither_writer_nor_owner() {
+        let (device, driver) = (CpuDevice::new(false), Arc::new(Mutex::new(())));
+        let memory = device.allocate(64, Use::Card).unwrap();
+        let buffer: Arc<dyn DeviceBuffer> = Arc::new(Gpu { memory, driver: driver.clone() });
+        let still_there = Arc::downgrade(&buffer);
+        let stuck = driver.lock().unwrap();
+        let stop = StopWord::new(Arc::new(KernelWords::new(&device, buffer, 0, 4)), 0);
+        stop.raise();
+        assert!(stop.is_raised());
+        // A context that is destroyed meanwhile leaves the memory to the writer.
+        drop(stop);
+        let buffer = still_there.upgrade().expect("the writer keeps the memory");
+        drop(stuck);
+        wait_until("write", || word(&*buffer, 0) == 1);
+        drop(buffer);
+        wait_until("end of the writer", || still_there.strong_count() == 0);
+    }
+}
