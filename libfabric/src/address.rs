@@ -26,7 +26,8 @@ pub struct AddressVector {
 }
 
 impl AddressVector {
-    /// Opens a vector for about `count` peers (a hint; it grows) with `fi_av_open`, as a table: peers are numbered in order of insertion.
+    /// Opens a vector for about `count` peers (a hint; it grows) with `fi_av_open`, as a table: peers are numbered in
+    /// order of insertion.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -43,7 +44,8 @@ impl AddressVector {
     /// Adds the peer whose endpoint name ([`crate::Endpoint::name`]) is `address`.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the address is empty or longer than any format's; [`Error::Call`] with the provider's error.
+    /// [`Error::Argument`] if the address is empty or longer than any format's; [`Error::Call`] with the provider's
+    /// error.
     pub fn insert(&self, address: &[u8]) -> Result<FiAddr, Error> {
         const MAX: usize = bindings::FI_NAME_MAX as usize;
         if !(1..=MAX).contains(&address.len()) {
@@ -78,7 +80,8 @@ impl AddressVector {
         let insert = entry!(&self.object, ops: fi_ops_av, insert, "fi_av_insert")?;
         let mut numbers = vec![bindings::FI_ADDR_NOTAVAIL; count];
         let (from, to) = (padded.as_ptr().cast(), numbers.as_mut_ptr());
-        // SAFETY: the vector is open; the buffer has `count` times the bytes of the longest fixed format, and the array `count` numbers.
+        // SAFETY: the vector is open; the buffer has `count` times the bytes of the longest fixed format, and the array
+        // `count` numbers.
         let inserted = unsafe { insert(self.as_ptr(), from, count, to, 0, ptr::null_mut()) };
         self.object.library().check("fi_av_insert", inserted)?;
         let result =
@@ -88,7 +91,8 @@ impl AddressVector {
         Ok(results)
     }
 
-    /// Returns how many peers were added so far, including removed ones. Tests use it to notice that set-up added a peer twice.
+    /// Returns how many peers were added so far, including removed ones. Tests use it to notice that set-up added a
+    /// peer twice.
     pub fn insertions(&self) -> u64 {
         self.insertions.load(Ordering::Relaxed)
     }

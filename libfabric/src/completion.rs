@@ -117,7 +117,8 @@ impl CompletionQueue {
         Ok(Arc::new(Self { object, wait, domain: Arc::clone(domain) }))
     }
 
-    /// Opens a queue with `fi_cq_open`, with a descriptor to wait on if `provider` has one; entries have the format `format`.
+    /// Opens a queue with `fi_cq_open`, with a descriptor to wait on if `provider` has one; entries have the format
+    /// `format`.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -176,8 +177,8 @@ impl CompletionQueue {
         let lib = self.domain.library();
         let read = entry!(&self.object, ops: fi_ops_cq, readerr, "fi_cq_readerr")?;
         let mut raw = fi_cq_err_entry::default();
-        // SAFETY: the queue is open. The entry has the newest size; older libraries write less. It has no buffer for provider
-        // data.
+        // SAFETY: the queue is open. The entry has the newest size; older libraries write less. It has no buffer for
+        // provider data.
         let count = unsafe { read(self.as_ptr(), &mut raw, 0) };
         match (count, i32::try_from(-count)) {
             (1.., _) => Ok(Some(CompletionError {

@@ -74,7 +74,8 @@ impl Counter {
         Ok(Arc::new(Self { object, _domain: Arc::clone(domain) }))
     }
 
-    /// Opens a counter in the caller's memory and, with `error`, an error counter too, with `cntr_open_ext` of the EFA operations.
+    /// Opens a counter in the caller's memory and, with `error`, an error counter too, with `cntr_open_ext` of the EFA
+    /// operations.
     ///
     /// # Errors
     /// [`Error::TooOld`] if the provider's table lacks the entry; [`Error::Call`] with the provider's error.
@@ -95,7 +96,8 @@ impl Counter {
             init.err_cntr_ext_mem = error.raw();
         }
         let object = Object::open(domain.library(), "cntr_open_ext", |raw| {
-            // SAFETY: the domain is open and the attributes are live. The caller keeps the memory valid until the counter is dropped.
+            // SAFETY: the domain is open and the attributes are live. The caller keeps the memory valid until the
+            // counter is dropped.
             unsafe { open(domain.as_ptr(), &mut attr, raw, ptr::null_mut(), &mut init) }
         })?;
         Ok(Arc::new(Self { object, _domain: Arc::clone(domain) }))

@@ -6,10 +6,11 @@ use std::sync::Arc;
 use crate::bindings;
 use crate::{Error, Hints, Info, Libfabric};
 
-/// Finds reliable datagrams of `provider` with capabilities `caps`, at the local address `source`: `192.0.2.1` or `192.0.2.1:7000`.
+/// Finds reliable datagrams of `provider` with capabilities `caps`, at the local address `source`: `192.0.2.1` or
+/// `192.0.2.1:7000`.
 ///
-/// Prefers the provider's own over those of rxm on top of it: when a peer dies, rxm never completes some of the sends to that peer. The
-/// hints don't offer `FI_MR_LOCAL`, since buffers aren't registered.
+/// Prefers the provider's own over those of rxm on top of it: when a peer dies, rxm never completes some of the sends
+/// to that peer. The hints don't offer `FI_MR_LOCAL`, since buffers aren't registered.
 ///
 /// # Errors
 /// [`Error::NoMatch`] if the provider has no such endpoints; otherwise, [`Error::Call`] with libfabric's error.

@@ -59,7 +59,8 @@ impl Domain {
     /// Opens the info's domain with `fi_domain`.
     ///
     /// # Errors
-    /// [`Error::Argument`] if the info's threading level isn't `FI_THREAD_SAFE`; [`Error::Call`] with the provider's error.
+    /// [`Error::Argument`] if the info's threading level isn't `FI_THREAD_SAFE`; [`Error::Call`] with the provider's
+    /// error.
     pub fn open(fabric: &Arc<Fabric>, info: &Info) -> Result<Arc<Self>, Error> {
         if info.threading() != fi_threading::FI_THREAD_SAFE {
             return Err(Error::Argument {
@@ -102,7 +103,8 @@ impl Domain {
         self.object.open_ops(name)
     }
 
-    /// Returns the function that a waiting thread calls to make the domain's card progress; `None` if the provider doesn't need one.
+    /// Returns the function that a waiting thread calls to make the domain's card progress; `None` if the provider
+    /// doesn't need one.
     pub fn progress(&self) -> Option<Progress> {
         let table: *const ProgressOps = self.open_ops(progress::OPS)?.cast();
         // SAFETY: a provider's table of this name is constant data and has this one entry.

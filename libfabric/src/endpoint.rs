@@ -112,7 +112,8 @@ impl Endpoint {
         Ok(())
     }
 
-    /// Returns the address at which peers reach this endpoint, in the info's address format: at most `FI_NAME_MAX` bytes.
+    /// Returns the address at which peers reach this endpoint, in the info's address format: at most `FI_NAME_MAX`
+    /// bytes.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error.
@@ -120,7 +121,8 @@ impl Endpoint {
         let getname = entry!(&self.object, cm: fi_ops_cm, getname, "fi_getname")?;
         let mut name = vec![0u8; bindings::FI_NAME_MAX as usize];
         let mut len = name.len();
-        // SAFETY: the endpoint is open; `len` is the size of the buffer, and the provider sets it to the length of the name.
+        // SAFETY: the endpoint is open; `len` is the size of the buffer, and the provider sets it to the length of the
+        // name.
         let code = unsafe { getname(self.object.fid(), name.as_mut_ptr().cast(), &mut len) };
         self.object.library().check("fi_getname", code)?;
         name.truncate(len);

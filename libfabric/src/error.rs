@@ -19,7 +19,8 @@ pub enum Error {
         /// The dynamic linker's answer.
         reason: String,
     },
-    /// The shared library exists but doesn't load: it isn't a shared library, or the process is short of memory or descriptors.
+    /// The shared library exists but doesn't load: it isn't a shared library, or the process is short of memory or
+    /// descriptors.
     #[error(
         "libfabric cannot be loaded ({reason}); check FERROGIN_LIBFABRIC, and the limits of memory and of open files (`ulimit -v`, \
          `ulimit -n`)"

@@ -8,8 +8,8 @@ use crate::entry;
 use crate::table::Object;
 use crate::{Error, Fabric};
 
-/// A queue of an endpoint's own failures, which belong to no operation. On such a failure (for example, its card is gone), the `efa`
-/// provider aborts the process if the endpoint has no event queue.
+/// A queue of an endpoint's own failures, which belong to no operation. On such a failure (for example, its card is
+/// gone), the `efa` provider aborts the process if the endpoint has no event queue.
 pub struct EventQueue {
     object: Object<fid_eq>,
     _fabric: Arc<Fabric>,

@@ -1,8 +1,9 @@
 //! The EFA provider's operations for queues that a device drives itself ("efa gda ops").
 //!
-//! Layouts are those of `fi_ext_efa.h` (libfabric 2.6); a test compares them with `tests/vectors/efa_layout.json`. The table has no
-//! size field, so the libfabric release determines its entries: five since 2.3, `cntr_open_ext` since 2.6. A provider that isn't part
-//! of a libfabric release, such as `softefa`, declares its entries through its feature query.
+//! Layouts are those of `fi_ext_efa.h` (libfabric 2.6); a test compares them with `tests/vectors/efa_layout.json`. The
+//! table has no size field, so the libfabric release determines its entries: five since 2.3, `cntr_open_ext` since 2.6.
+//! A provider that isn't part of a libfabric release, such as `softefa`, declares its entries through its feature
+//! query.
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -44,8 +45,8 @@ pub struct GdaOps {
     domain: Arc<Domain>,
 }
 
-// SAFETY: the table is the provider's constant data, alive as long as the domain. The provider serialises access to the domain's
-// objects (FI_THREAD_SAFE).
+// SAFETY: the table is the provider's constant data, alive as long as the domain. The provider serialises access to the
+// domain's objects (FI_THREAD_SAFE).
 unsafe impl Send for GdaOps {}
 // SAFETY: the table is constant, and the provider serialises access from several threads.
 unsafe impl Sync for GdaOps {}

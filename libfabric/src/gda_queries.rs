@@ -64,7 +64,8 @@ impl GdaOps {
     pub fn query_qp(&self, endpoint: &Endpoint) -> Result<(WqMemory, WqMemory), Error> {
         let query = function!(self, query_qp_wqs)?;
         let (mut sq, mut rq) = (fi_efa_wq_attr::default(), fi_efa_wq_attr::default());
-        // SAFETY: the endpoint is open and the two results are live. They have the newest size; older providers write less.
+        // SAFETY: the endpoint is open and the two results are live. They have the newest size; older providers write
+        // less.
         let code = unsafe { query(endpoint.as_ptr(), &mut sq, &mut rq) };
         self.lib().check("query_qp_wqs", code)?;
         let memory = |raw: &fi_efa_wq_attr| WqMemory {

@@ -8,8 +8,8 @@ use crate::info::write_part;
 use crate::library::c_string;
 use crate::{Error, Info, Libfabric};
 
-/// The current interface's `mr_mode` bits that callers usually support: local memory is registered, by virtual address, backed
-/// by pages, with keys that the provider chooses, and before it is bound.
+/// The current interface's `mr_mode` bits that callers usually support: local memory is registered, by virtual address,
+/// backed by pages, with keys that the provider chooses, and before it is bound.
 pub const MR_MODE_ALL: i32 = bindings::FI_MR_LOCAL
     | bindings::FI_MR_RAW
     | bindings::FI_MR_VIRT_ADDR
@@ -53,7 +53,8 @@ macro_rules! setters {
 }
 
 impl Hints {
-    /// Creates hints for one provider (`efa`, `softefa`, `tcp`, `tcp;ofi_rxm`): reliable datagram endpoints, thread-safe objects.
+    /// Creates hints for one provider (`efa`, `softefa`, `tcp`, `tcp;ofi_rxm`): reliable datagram endpoints,
+    /// thread-safe objects.
     pub fn new(provider: &str) -> Self {
         Self { provider: Some(provider.to_owned()), ..Self::any() }
     }
@@ -96,7 +97,8 @@ impl Hints {
         rx_size: usize,
         /// Sets the traffic class: `FI_TC_*`.
         tclass: u32,
-        /// Sets the threading level: `fi_threading::FI_THREAD_*`. The owned handles require the default, `FI_THREAD_SAFE`.
+        /// Sets the threading level: `fi_threading::FI_THREAD_*`. The owned handles require the default,
+        /// `FI_THREAD_SAFE`.
         threading: u32,
         /// Sets the flags of fi_getinfo itself: `FI_SOURCE`, …
         flags: u64,
@@ -137,8 +139,8 @@ impl Hints {
         self.node(node).flags(flags)
     }
 
-    /// Returns the hints as an `fi_info` that the library itself allocated, so that its parts have the library's sizes. Only writes
-    /// fields that every supported release has.
+    /// Returns the hints as an `fi_info` that the library itself allocated, so that its parts have the library's sizes.
+    /// Only writes fields that every supported release has.
     pub(crate) fn to_info(&self, lib: &Arc<Libfabric>) -> Result<Info, Error> {
         let mut info = Info::empty(lib)?;
         let raw = info.raw_mut();

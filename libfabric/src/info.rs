@@ -10,8 +10,8 @@ use crate::{Error, Libfabric, Version};
 
 /// An `fi_info` and its parts, allocated and freed by the library that it came from.
 ///
-/// The parts (`tx_attr`, …) have the sizes of that library's release. Fields that newer headers added at the end may be missing, so
-/// this crate never creates a reference to a whole part.
+/// The parts (`tx_attr`, …) have the sizes of that library's release. Fields that newer headers added at the end may be
+/// missing, so this crate never creates a reference to a whole part.
 pub struct Info {
     raw: NonNull<fi_info>,
     lib: Arc<Libfabric>,
@@ -212,7 +212,8 @@ impl Info {
         read!(self, domain_attr.mr_key_size).unwrap_or_default()
     }
 
-    /// Returns the highest count of a completion counter: `u64::MAX` if the provider only counts in software. 0 before libfabric 2.5.
+    /// Returns the highest count of a completion counter: `u64::MAX` if the provider only counts in software. 0 before
+    /// libfabric 2.5.
     pub fn max_counter_value(&self) -> u64 {
         if self.lib.version() < Version::new(2, 5) {
             return 0;

@@ -24,8 +24,8 @@ type StrError = extern "C" fn(c_int) -> *const c_char;
 
 /// A loaded libfabric.
 ///
-/// A process has one object per library: loading the same file again returns the same object. It's never unloaded, because providers
-/// leave threads and exit handlers behind.
+/// A process has one object per library: loading the same file again returns the same object. It's never unloaded,
+/// because providers leave threads and exit handlers behind.
 pub struct Libfabric {
     path: PathBuf,
     getinfo: GetInfo,
@@ -67,7 +67,8 @@ impl Libfabric {
 
     /// Returns the libfabric that is already in this process. A provider must use the core that loaded it.
     ///
-    /// Looks for the library that [`Libfabric::load`] would load, then for any libfabric by its soname, and loads nothing.
+    /// Looks for the library that [`Libfabric::load`] would load, then for any libfabric by its soname, and loads
+    /// nothing.
     ///
     /// # Errors
     /// [`Error::LibraryMissing`] if there is none.
@@ -76,8 +77,8 @@ impl Libfabric {
     }
 
     fn open(path: PathBuf, more_flags: c_int) -> Result<Arc<Self>, Error> {
-        // RTLD_LOCAL: the process may have a second libfabric, such as that of NCCL's own network plugin, and neither may resolve its
-        // symbols to the other's.
+        // RTLD_LOCAL: the process may have a second libfabric, such as that of NCCL's own network plugin, and neither
+        // may resolve its symbols to the other's.
         let flags = RTLD_NOW | RTLD_LOCAL | RTLD_NODELETE | more_flags;
         // SAFETY: runs the initialisers of a library that the user named or the system installed as libfabric.
         let library = unsafe { Library::open(Some(&path), flags) };
@@ -92,8 +93,8 @@ impl Libfabric {
         })?;
         macro_rules! symbol {
             ($name:literal, $type:ty) => {{
-                // SAFETY: rdma/fabric.h declares the symbol with this type. Plain dlsym gives the default symbol version, which takes
-                // the current structs of that library.
+                // SAFETY: rdma/fabric.h declares the symbol with this type. Plain dlsym gives the default symbol
+                // version, which takes the current structs of that library.
                 let symbol = unsafe { library.get::<$type>(concat!($name, "\0").as_bytes()) };
                 *symbol.map_err(|_| Error::SymbolMissing { path: path.clone(), symbol: $name })?
             }};
@@ -137,9 +138,9 @@ impl Libfabric {
 
     /// Makes libfabric also search `dir` for providers (`lib*-fi.so`), by putting it first in `FI_PROVIDER_PATH`.
     ///
-    /// libfabric reads the variable once, in the process's first fi_getinfo, so call this function before that. Setting the variable
-    /// stops libfabric from searching for its own loadable providers (those built into it still work), unless the variable names
-    /// their directory too.
+    /// libfabric reads the variable once, in the process's first fi_getinfo, so call this function before that. Setting
+    /// the variable stops libfabric from searching for its own loadable providers (those built into it still work),
+    /// unless the variable names their directory too.
     ///
     /// # Errors
     /// [`Error::TooLateForProviderDir`] after the first fi_getinfo of this library.
@@ -234,9 +235,9 @@ impl Libfabric {
 
 /// Calls `load`, and undoes its changes to signal dispositions.
 ///
-/// Some providers' libraries install handlers when they're loaded. Those of libinfinipath, which Debian's libfabric links to, call
-/// exit() on SIGINT and SIGTERM, where the process may hang, and hide SIGINT from Python. If another thread of the program installs a
-/// handler during the call, it is lost.
+/// Some providers' libraries install handlers when they're loaded. Those of libinfinipath, which Debian's libfabric
+/// links to, call exit() on SIGINT and SIGTERM, where the process may hang, and hide SIGINT from Python. If another
+/// thread of the program installs a handler during the call, it is lost.
 fn keep_signal_dispositions<T>(load: impl FnOnce() -> T) -> T {
     // With two threads at once, the second would find the handlers that the first one's library installed.
     static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -287,7 +288,8 @@ fn lists(path: &OsStr, dir: &Path) -> bool {
     path.split(|&byte| byte == b':').any(|entry| entry == dir.as_os_str().as_bytes())
 }
 
-/// Puts `dir` before `path`'s first entry. A leading `@`, which prefers the first provider found over the newest, stays in front.
+/// Puts `dir` before `path`'s first entry. A leading `@`, which prefers the first provider found over the newest, stays
+/// in front.
 fn prepend(path: &OsStr, dir: &Path) -> OsString {
     let (mark, rest) = match path.as_bytes().strip_prefix(b"@") {
         Some(rest) => ("@", rest),

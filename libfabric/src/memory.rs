@@ -49,25 +49,27 @@ pub struct MemoryRegion {
 }
 
 impl MemoryRegion {
-    /// Calls `fi_mr_regattr` for `access` (`FI_READ`, `FI_WRITE`, `FI_REMOTE_READ`, `FI_REMOTE_WRITE`, `FI_SEND`, `FI_RECV`).
+    /// Calls `fi_mr_regattr` for `access` (`FI_READ`, `FI_WRITE`, `FI_REMOTE_READ`, `FI_REMOTE_WRITE`, `FI_SEND`,
+    /// `FI_RECV`).
     ///
-    /// `requested_key` only matters if the provider doesn't choose keys (`FI_MR_PROV_KEY`). A dma-buf needs `FI_MR_DMABUF`, which
-    /// libfabric has had since 1.20; ferrogin's `softefa` provider also takes a dma-buf with older releases.
+    /// `requested_key` only matters if the provider doesn't choose keys (`FI_MR_PROV_KEY`). A dma-buf needs
+    /// `FI_MR_DMABUF`, which libfabric has had since 1.20; ferrogin's `softefa` provider also takes a dma-buf with
+    /// older releases.
     ///
     /// # Errors
     /// [`Error::Call`] with the provider's error; [`Error::TooOld`] for a dma-buf with an older library.
     ///
     /// # Safety
-    /// The memory stays valid until the region is dropped. Peers and the card read and write it as `access` allows: no Rust reference
-    /// may exist that their access would invalidate.
+    /// The memory stays valid until the region is dropped. Peers and the card read and write it as `access` allows: no
+    /// Rust reference may exist that their access would invalidate.
     pub unsafe fn register(
         domain: &Arc<Domain>,
         region: Region<'_>,
         access: u64,
         requested_key: u64,
     ) -> Result<Self, Error> {
-        // SAFETY: this function's caller keeps the memory valid until the region is dropped, with no reference that peers' access
-        // would invalidate.
+        // SAFETY: this function's caller keeps the memory valid until the region is dropped, with no reference that
+        // peers' access would invalidate.
         unsafe { Self::register_kind(domain, region, access, requested_key, MemoryKind::System) }
     }
 
@@ -117,8 +119,8 @@ impl MemoryRegion {
             }
         };
         let opened = Object::open(lib, "fi_mr_regattr", |raw| {
-            // SAFETY: the domain is open. The attributes and their targets outlive the call. The caller keeps the memory valid until the
-            // region is dropped.
+            // SAFETY: the domain is open. The attributes and their targets outlive the call. The caller keeps the
+            // memory valid until the region is dropped.
             unsafe { register(domain.as_ptr().cast(), &attr, flags, raw) }
         });
         let needed = Version::new(1, 20);

@@ -12,8 +12,8 @@ impl Libfabric {
     /// Returns every info that matches the hints, libfabric's preferred one first. Never empty.
     ///
     /// # Errors
-    /// [`Error::NoMatch`] if there is none, [`Error::ProviderNotLoaded`] if libfabric lacks the hints' provider although the caller named
-    /// its directory, [`Error::Call`] for anything else.
+    /// [`Error::NoMatch`] if there is none, [`Error::ProviderNotLoaded`] if libfabric lacks the hints' provider
+    /// although the caller named its directory, [`Error::Call`] for anything else.
     pub fn getinfo(self: &Arc<Self>, hints: &Hints) -> Result<Vec<Info>, Error> {
         let node = hints.node.as_deref().map(|node| c_string("node", node)).transpose()?;
         let service = hints.service.as_deref().map(|service| c_string("service", service)).transpose()?;

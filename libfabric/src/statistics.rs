@@ -1,5 +1,5 @@
-//! A software card's statistics, which a provider offers as an operations table of its domains:
-//! `fi_open_ops(domain, "softefa statistics ops")`. Hardware providers have no such table; a driver reports a card's statistics in sysfs.
+//! A software card's statistics, which a provider offers as an operations table of its domains: `fi_open_ops(domain,
+//! "softefa statistics ops")`. Hardware providers have no such table; a driver reports a card's statistics in sysfs.
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -28,8 +28,9 @@ pub struct Statistics {
     pub rdma_read_resp_bytes: u64,
 }
 
-/// Writes the first `size` bytes of the [`Statistics`] of `domain`'s card (a `struct fid_domain *`, open during the call) to `out`.
-/// Later providers may have more fields at the end. Returns 0 or a negative error code, and doesn't unwind.
+/// Writes the first `size` bytes of the [`Statistics`] of `domain`'s card (a `struct fid_domain *`, open during the
+/// call) to `out`. Later providers may have more fields at the end. Returns 0 or a negative error code, and doesn't
+/// unwind.
 pub type ReadFn = unsafe extern "C" fn(domain: *mut c_void, out: *mut Statistics, size: usize) -> c_int;
 
 /// The table.

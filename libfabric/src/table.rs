@@ -1,7 +1,7 @@
 //! Open libfabric objects, and reading their operations tables.
 //!
-//! Every `fi_ops_*` begins with its size in bytes. A provider built with older headers has a shorter table, and reading past its end
-//! would read unrelated memory. Entries may also be NULL.
+//! Every `fi_ops_*` begins with its size in bytes. A provider built with older headers has a shorter table, and reading
+//! past its end would read unrelated memory. Entries may also be NULL.
 
 use std::ffi::{CStr, c_int, c_void};
 use std::ptr;
@@ -79,8 +79,8 @@ impl<T: Fid> Object<T> {
         &self.lib
     }
 
-    /// Opens a table of provider-specific operations with `fi_open_ops`. It lives as long as the provider; `None` if the object has no
-    /// table of that name.
+    /// Opens a table of provider-specific operations with `fi_open_ops`. It lives as long as the provider; `None` if
+    /// the object has no table of that name.
     pub(crate) fn open_ops(&self, name: &CStr) -> Option<*mut c_void> {
         let open = entry!(self, fi_ops, ops_open, "fi_open_ops").ok()?;
         let mut table = ptr::null_mut();
@@ -123,7 +123,8 @@ macro_rules! field {
 }
 
 /// `entry!(object, field: fi_ops_x, name, "fi_call")`: the function in entry `name` of the table in an
-/// [`Object`](crate::table::Object)'s field, or the error that `fi_call` isn't implemented. Without a field: of every object's `fi_ops`.
+/// [`Object`](crate::table::Object)'s field, or the error that `fi_call` isn't implemented. Without a field: of every
+/// object's `fi_ops`.
 #[macro_export]
 macro_rules! entry {
     ($object:expr, fi_ops, $name:ident, $call:literal) => {{

@@ -101,12 +101,14 @@ impl TaggedQueue {
             Some(senders) => {
                 let read = entry!(self.queue.object(), ops: fi_ops_cq, readfrom, "fi_cq_readfrom")?;
                 let room = entries.len().min(senders.len());
-                // SAFETY: the queue is open and was created for entries of this layout; both arrays have room for that many.
+                // SAFETY: the queue is open and was created for entries of this layout; both arrays have room for that
+                // many.
                 unsafe { read(self.queue.as_ptr(), entries.as_mut_ptr().cast(), room, senders.as_mut_ptr()) }
             }
             None => {
                 let read = entry!(self.queue.object(), ops: fi_ops_cq, read, "fi_cq_read")?;
-                // SAFETY: the queue is open and was created for entries of this layout; the array has room for that many.
+                // SAFETY: the queue is open and was created for entries of this layout; the array has room for that
+                // many.
                 unsafe { read(self.queue.as_ptr(), entries.as_mut_ptr().cast(), entries.len()) }
             }
         };

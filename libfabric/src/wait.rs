@@ -30,11 +30,12 @@ enum WaitKind {
 impl WaitKind {
     fn of(provider: &str, version: Version) -> Self {
         match provider {
-            // fi_trywait on a queue doesn't consume a completion's signal, so the descriptor stays readable. fi_wait on a wait
-            // set consumes it.
+            // fi_trywait on a queue doesn't consume a completion's signal, so the descriptor stays readable. fi_wait on
+            // a wait set consumes it.
             "net" | "tcp" if version < Version::new(2, 0) => Self::Set,
-            // fi_trywait doesn't consume the card's event (only fi_cq_sread does, which may block), so the descriptor stays readable
-            // from the first completion on. With its shared memory enabled, the provider refuses FI_WAIT_FD.
+            // fi_trywait doesn't consume the card's event (only fi_cq_sread does, which may block), so the descriptor
+            // stays readable from the first completion on. With its shared memory enabled, the provider refuses
+            // FI_WAIT_FD.
             "efa" => Self::Never,
             _ => Self::Queue,
         }
@@ -83,7 +84,8 @@ impl Wait {
         }
     }
 
-    /// Returns true if a thread may sleep until the descriptor becomes readable. `queue` is the queue that this belongs to.
+    /// Returns true if a thread may sleep until the descriptor becomes readable. `queue` is the queue that this belongs
+    /// to.
     pub fn may_wait(&self, fabric: &Fabric, queue: &Object<fid_cq>) -> bool {
         match self {
             // Providers don't expect fi_trywait on a queue without a wait object.
@@ -131,7 +133,8 @@ impl WaitSet {
         Ok(Self { object, fd, _fabric: Arc::clone(fabric) })
     }
 
-    /// Calls `fi_wait` with timeout 0, which consumes the signal and polls the queue. Returns true if the queue is empty.
+    /// Calls `fi_wait` with timeout 0, which consumes the signal and polls the queue. Returns true if the queue is
+    /// empty.
     fn is_quiet(&self) -> bool {
         let Ok(wait) = entry!(&self.object, ops: fi_ops_wait, wait, "fi_wait") else { return false };
         // SAFETY: the set is open.

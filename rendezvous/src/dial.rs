@@ -73,8 +73,8 @@ impl Dial {
     /// Makes progress; `Some` once both ends have proved that they know the secret.
     ///
     /// # Errors
-    /// The peer doesn't know the secret, has another version, or is another user's process on a Unix socket; or this process is out
-    /// of descriptors or memory.
+    /// The peer doesn't know the secret, has another version, or is another user's process on a Unix socket; or this
+    /// process is out of descriptors or memory.
     pub fn poll(&mut self, now: Instant) -> io::Result<Option<Stream>> {
         loop {
             match self.step(now) {

@@ -15,9 +15,9 @@ use std::net::IpAddr;
 /// | Slurm with PMIx | PMIX_RANK, SLURM_NTASKS |
 /// | torchrun | RANK, WORLD_SIZE |
 ///
-/// Rank 0's address is FERROGIN_BOOTSTRAP. Without it, torchrun's ranks use the port after MASTER_PORT at MASTER_ADDR, because
-/// torch's own store uses MASTER_PORT. Any other launcher's ranks then use an abstract Unix socket, if they're all on one host,
-/// named after the job or, without a job, after the terminal session.
+/// Rank 0's address is FERROGIN_BOOTSTRAP. Without it, torchrun's ranks use the port after MASTER_PORT at MASTER_ADDR,
+/// because torch's own store uses MASTER_PORT. Any other launcher's ranks then use an abstract Unix socket, if they're
+/// all on one host, named after the job or, without a job, after the terminal session.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     /// This rank.
@@ -26,8 +26,8 @@ pub struct Identity {
     pub nranks: usize,
     /// Rank 0's address: `host:port`, or the name of an abstract Unix socket.
     pub address: String,
-    /// FERROGIN_SECRET, which the ranks prove to rank 0. Without one, any process that can connect to `host:port` can take a rank's
-    /// place; a Unix socket only accepts processes of the same user.
+    /// FERROGIN_SECRET, which the ranks prove to rank 0. Without one, any process that can connect to `host:port` can
+    /// take a rank's place; a Unix socket only accepts processes of the same user.
     pub secret: Option<Secret>,
 }
 
@@ -70,13 +70,14 @@ impl Identity {
         Ok(Identity::place(&variable)?.map(|(_, rank, _)| rank))
     }
 
-    /// Returns this rank's index among its host's ranks: the launcher's number or, failing that, the rank, which is right on a single
-    /// host. `None` without a launcher.
+    /// Returns this rank's index among its host's ranks: the launcher's number or, failing that, the rank, which is
+    /// right on a single host. `None` without a launcher.
     pub fn local_rank_from_env() -> Option<usize> {
         Identity::local_rank(&variable)
     }
 
-    /// Like [`local_rank_from_env`](Identity::local_rank_from_env), with `get`, which returns `None` for an unset variable.
+    /// Like [`local_rank_from_env`](Identity::local_rank_from_env), with `get`, which returns `None` for an unset
+    /// variable.
     pub(crate) fn local_rank(get: &dyn Fn(&str) -> Option<String>) -> Option<usize> {
         let local = LOCAL_RANKS.into_iter().find_map(|name| get(name)?.parse().ok());
         local.or_else(|| Some(Identity::place(get).ok()??.1))
@@ -99,7 +100,8 @@ impl Identity {
         Ok(Some(Identity { rank, nranks, address, secret: Identity::secret(get)? }))
     }
 
-    /// Checks an address of rank 0. A host without a port would be taken for a socket name, and the ranks would wait there in vain.
+    /// Checks an address of rank 0. A host without a port would be taken for a socket name, and the ranks would wait
+    /// there in vain.
     ///
     /// # Errors
     /// The port is missing or invalid.

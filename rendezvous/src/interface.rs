@@ -39,8 +39,9 @@ fn allowed_by(filter: &str, family: &str) -> String {
     if set.is_empty() { String::new() } else { format!(" and that {} allows", set.join(" with ")) }
 }
 
-/// Returns the addresses that NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY allow, IPv4 before IPv6. Without NCCL_SOCKET_IFNAME, returns
-/// only the first interface's address; IPv4 link-local addresses, container bridges and the loopback interface come last.
+/// Returns the addresses that NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY allow, IPv4 before IPv6. Without
+/// NCCL_SOCKET_IFNAME, returns only the first interface's address; IPv4 link-local addresses, container bridges and the
+/// loopback interface come last.
 ///
 /// # Errors
 /// There are none.
@@ -91,8 +92,8 @@ fn rank(name: &str) -> usize {
     last.map_or(usize::from(!name.starts_with("ib")), |at| at + 2)
 }
 
-/// Returns whether NCCL_SOCKET_IFNAME, a comma-separated list of name prefixes, allows an interface. A leading `=` makes them whole
-/// names, a leading `^` excludes them. An empty filter allows all interfaces.
+/// Returns whether NCCL_SOCKET_IFNAME, a comma-separated list of name prefixes, allows an interface. A leading `=`
+/// makes them whole names, a leading `^` excludes them. An empty filter allows all interfaces.
 fn allowed(filter: &str, name: &str) -> bool {
     if filter.is_empty() {
         return true;

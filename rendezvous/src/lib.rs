@@ -1,9 +1,9 @@
 #![doc = include_str!("../README.md")]
 //!
-//! A [ring](ring::Ring) connects ranks that have all ranks' handles. For the plugin, NCCL passes the handles around; the ranks of other
-//! programs exchange them through rank 0 ([`Exchange`]), and [`Bootstrap`] does both steps. The two ends of a stream first prove to
-//! each other that they know a secret ([`proof`]). [`interface`] chooses a listener's address the way NCCL does. [`Identity`] reads
-//! launchers' variables.
+//! A [ring](ring::Ring) connects ranks that have all ranks' handles. For the plugin, NCCL passes the handles around;
+//! the ranks of other programs exchange them through rank 0 ([`Exchange`]), and [`Bootstrap`] does both steps. The two
+//! ends of a stream first prove to each other that they know a secret ([`proof`]). [`interface`] chooses a listener's
+//! address the way NCCL does. [`Identity`] reads launchers' variables.
 
 mod claim;
 mod dial;
@@ -34,7 +34,8 @@ use parking_lot::{Mutex, MutexGuard};
 use ring::{Ring, Step};
 use std::time::Duration;
 
-/// A rank's place in a job whose ranks exchange blocks. The calls are collective: all ranks make the same calls in the same order.
+/// A rank's place in a job whose ranks exchange blocks. The calls are collective: all ranks make the same calls in the
+/// same order.
 #[derive(Debug)]
 pub struct Bootstrap {
     rank: usize,

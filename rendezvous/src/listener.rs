@@ -213,8 +213,8 @@ impl AsFd for Listener {
     }
 }
 
-/// Returns the socket addresses on which rank 0 listens for `host:port`. A host's own name may resolve to a loopback address that
-/// other hosts can't reach, so every name but `localhost` stands for all of this host's addresses.
+/// Returns the socket addresses on which rank 0 listens for `host:port`. A host's own name may resolve to a loopback
+/// address that other hosts can't reach, so every name but `localhost` stands for all of this host's addresses.
 pub(crate) fn own_addresses(address: &str) -> io::Result<Vec<Vec<SocketAddr>>> {
     use std::net::{Ipv4Addr, Ipv6Addr, ToSocketAddrs};
     let resolved: Vec<_> = address.to_socket_addrs()?.collect();

@@ -26,7 +26,8 @@ pub struct Exchange<'a> {
 }
 
 impl<'a> Exchange<'a> {
-    /// On rank 0, listens at the address. That keeps the port from being one that the system picks for this process later.
+    /// On rank 0, listens at the address. That keeps the port from being one that the system picks for this process
+    /// later.
     ///
     /// # Errors
     /// The rank doesn't exist, or the address is unusable.
@@ -175,7 +176,8 @@ impl<'a> Meeting<'a> {
             }
         };
         abort(&mut stream, &problem);
-        // This can only be the user's own mistake, so all ranks end. Over TCP without a secret, it could be anyone's process.
+        // This can only be the user's own mistake, so all ranks end. Over TCP without a secret, it could be anyone's
+        // process.
         if !is_tcp(&self.identity.address) || self.identity.secret.is_some() {
             return Err(BootstrapError::Protocol { rank: 0, problem });
         }

@@ -6,10 +6,11 @@ use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-/// Opens a regular file of this process's user, or creates one that only this user may open. `options` sets the access mode.
+/// Opens a regular file of this process's user, or creates one that only this user may open. `options` sets the access
+/// mode.
 ///
-/// In a directory like `/tmp`, other users can create files and links of any name in advance. Those are refused, so nothing is
-/// written to another user's file, or to this user's file through another user's link.
+/// In a directory like `/tmp`, other users can create files and links of any name in advance. Those are refused, so
+/// nothing is written to another user's file, or to this user's file through another user's link.
 ///
 /// # Errors
 /// The system's; `path` is a symbolic link, isn't a regular file, or belongs to another user.

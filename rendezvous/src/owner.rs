@@ -55,7 +55,8 @@ const UNIX_DIAG_UID: u16 = 7;
 /// Size of `struct unix_diag_msg`, which comes before the attributes.
 const MESSAGE_LEN: usize = 16;
 
-/// Returns the user whose process listens on the abstract Unix socket `name`; `None` if no process does, or the system doesn't tell.
+/// Returns the user whose process listens on the abstract Unix socket `name`; `None` if no process does, or the system
+/// doesn't tell.
 pub(crate) fn owner(name: &str) -> Option<u32> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkSockDiag).ok()?;

@@ -7,13 +7,15 @@
 //!   confirm: tag                              -->
 //! ```
 //!
-//! The initiator knows after the welcome, and the responder after the confirm, that the other end knows the secret now. Each tag
-//! covers everything before it, so nothing from one stream, role or direction works in another. If many ends share a secret, the
-//! caller adds the responder's name to it; otherwise, a third process could relay one end's proof to another.
+//! The initiator knows after the welcome, and the responder after the confirm, that the other end knows the secret now.
+//! Each tag covers everything before it, so nothing from one stream, role or direction works in another. If many ends
+//! share a secret, the caller adds the responder's name to it; otherwise, a third process could relay one end's proof
+//! to another.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What a proof is for: a seven-byte name, and the version of everything that the ends must agree on. Starts every message.
+/// What a proof is for: a seven-byte name, and the version of everything that the ends must agree on. Starts every
+/// message.
 pub type Domain = [u8; 8];
 /// Random bytes that an end uses once.
 pub type Nonce = [u8; 16];

@@ -1,4 +1,5 @@
-//! A stream of frames between two ranks, over TCP or a Unix socket. No call blocks; [`wait`] waits for several streams at once.
+//! A stream of frames between two ranks, over TCP or a Unix socket. No call blocks; [`wait`] waits for several streams
+//! at once.
 
 use crate::frame::Frame;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

@@ -116,7 +116,8 @@ pub(super) fn unique(name: &str) -> String {
     format!("ferrogin-test-{name}-{}", std::process::id())
 }
 
-/// Returns a loopback address and port that only this process uses, so that no other listens there first or keeps the port open.
+/// Returns a loopback address and port that only this process uses, so that no other listens there first or keeps the
+/// port open.
 pub(super) fn own_port() -> String {
     let [_, high, middle, low] = std::process::id().to_be_bytes();
     format!("127.{}.{middle}.{low}:{}", high | 64, ferrogin_test_support::own_port())

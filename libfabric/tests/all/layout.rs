@@ -1,5 +1,5 @@
-//! Compares the EFA provider's structs with a C++ compiler's layouts (group "libfabric EFA extension"). A struct, field or constant that
-//! only one side has fails the test. `FERROGIN_VECTORS` overrides the directory.
+//! Compares the EFA provider's structs with a C++ compiler's layouts (group "libfabric EFA extension"). A struct, field
+//! or constant that only one side has fails the test. `FERROGIN_VECTORS` overrides the directory.
 
 use std::collections::BTreeMap;
 use std::mem::{align_of, offset_of, size_of};

@@ -1,5 +1,5 @@
-//! A provider directory only counts before the first call to libfabric. The test runs in a child process, because the environment and
-//! libfabric's initialisation are per process.
+//! A provider directory only counts before the first call to libfabric. The test runs in a child process, because the
+//! environment and libfabric's initialisation are per process.
 #![allow(unsafe_code)]
 
 use std::path::Path;

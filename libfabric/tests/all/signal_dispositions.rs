@@ -1,4 +1,5 @@
-//! Loading libfabric and its providers leaves the process's signal dispositions alone. Runs in a child process, which has its own.
+//! Loading libfabric and its providers leaves the process's signal dispositions alone. Runs in a child process, which
+//! has its own.
 #![allow(unsafe_code)]
 
 use std::path::Path;

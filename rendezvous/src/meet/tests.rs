@@ -97,7 +97,8 @@ fn rank_with_another_secret_is_refused_at_once() {
     let _rank_1 = hello(&mut meeting, 1, 2);
 }
 
-/// Without a secret, rank 0 stops at its deadline, names the missing rank, to the other ranks too, and says which process it refused.
+/// Without a secret, rank 0 stops at its deadline, names the missing rank, to the other ranks too, and says which
+/// process it refused.
 #[test]
 fn wrong_ranks_over_tcp_are_refused_and_reported_at_deadline() {
     let (identity, now) = (rank_0(3, own_port()), Instant::now());
@@ -125,7 +126,8 @@ fn wrong_ranks_over_tcp_are_refused_and_reported_at_deadline() {
     wait_until("rank 2", || meeting.poll(now).unwrap());
 }
 
-/// It's the user's own mistake, as no one else's process can use the Unix socket or knows the secret: all ranks end at once.
+/// It's the user's own mistake, as no one else's process can use the Unix socket or knows the secret: all ranks end at
+/// once.
 #[test]
 fn wrong_rank_with_proof_ends_job() {
     let with_secret = Identity { secret: Some(Secret::random().unwrap()), ..rank_0(3, own_port()) };
@@ -263,7 +265,8 @@ fn deadline_passes_while_another_user_connects() {
     assert!(matches!(&error, BootstrapError::Timeout { missing, .. } if missing == "rank 1"), "{error}");
 }
 
-/// Runs in the process that [`full_queue_is_a_failed_attempt_that_names_the_user`] starts: listens, fills the queue and accepts nothing.
+/// Runs in the process that [`full_queue_is_a_failed_attempt_that_names_the_user`] starts: listens, fills the queue and
+/// accepts nothing.
 #[test]
 fn squat() {
     let Some(name) = untrusted::task() else { return };

@@ -52,7 +52,8 @@ pub struct Ring {
     pub(super) prev: Option<Stream>,
     /// Blocks from the previous rank, which may already be in a later allgather.
     pub(super) blocks: VecDeque<(Frame, Vec<u8>)>,
-    /// A later allgather's abort frame, which a faster neighbour has already sent or passed on, and that neighbour's rank.
+    /// A later allgather's abort frame, which a faster neighbour has already sent or passed on, and that neighbour's
+    /// rank.
     pub(super) later_abort: Option<(Frame, usize)>,
     /// Allgathers so far.
     pub(super) sequence: u32,
@@ -177,8 +178,8 @@ impl Ring {
         }
     }
 
-    /// Returns the error for a frame that `rank` mustn't send now. A neighbour that aborted this allgather in another step made another
-    /// call.
+    /// Returns the error for a frame that `rank` mustn't send now. A neighbour that aborted this allgather in another
+    /// step made another call.
     fn aborted(&self, frame: Frame, rank: usize, step: Step, sequence: u32) -> RingError {
         let origin = frame.origin as usize;
         match frame.kind {
@@ -194,9 +195,9 @@ impl Ring {
         }
     }
 
-    /// Contributes a block of any size, and returns all ranks' blocks in rank order. `None` means that this rank couldn't do
-    /// its part: every rank gets [`RingError::PeerFailed`], and the ring stays usable. Waits for as long as the other ranks' processes
-    /// say that they run: in an allgather, or because they call [`lost`](Ring::lost).
+    /// Contributes a block of any size, and returns all ranks' blocks in rank order. `None` means that this rank
+    /// couldn't do its part: every rank gets [`RingError::PeerFailed`], and the ring stays usable. Waits for as long as
+    /// the other ranks' processes say that they run: in an allgather, or because they call [`lost`](Ring::lost).
     ///
     /// # Errors
     /// A rank failed, exited or made another call. After any error but `PeerFailed`, the ring is unusable.
@@ -282,14 +283,14 @@ impl Ring {
             if let Some(end) = self.prev.as_ref().and_then(Stream::ended).filter(|_| received < n - 1) {
                 return Err(self.closed(prev, step, end));
             }
-            // The next rank may close after the last block. Before that, the other ranks need to hear of its end from this side too, as
-            // its own next rank may be late.
+            // The next rank may close after the last block. Before that, the other ranks need to hear of its end from
+            // this side too, as its own next rank may be late.
             let sent_all = written && received + 2 >= n;
             if let Some(end) = self.next.as_ref().and_then(Stream::ended).filter(|_| !sent_all) {
                 return Err(self.closed(next, step, end));
             }
-            // The previous rank says that it runs, and gives up on its own previous rank if that one doesn't. The next rank only has to
-            // take the last blocks.
+            // The previous rank says that it runs, and gives up on its own previous rank if that one doesn't. The next
+            // rank only has to take the last blocks.
             let is_done = received == n - 1;
             let heard = self.prev.as_ref().filter(|_| !is_done).map(Stream::heard);
             // A rank that has sent a block is in the call.
@@ -369,8 +370,9 @@ impl Ring {
         Ok(())
     }
 
-    /// Keeps a later allgather's first abort frame, from `rank`, and passes it on. It doesn't end this allgather, but a rank that still
-    /// lacks a block at the deadline then knows which rank failed. A failure replaces a close, and every close is passed on.
+    /// Keeps a later allgather's first abort frame, from `rank`, and passes it on. It doesn't end this allgather, but a
+    /// rank that still lacks a block at the deadline then knows which rank failed. A failure replaces a close, and
+    /// every close is passed on.
     fn keep_later_abort(&mut self, head: Frame, side: Side, rank: usize, now: Instant) {
         let kept = self.later_abort.map(|(kept, _)| kept.kind);
         let is_news = kept.is_none() || (kept == Some(FrameKind::Left) && head.kind == FrameKind::Abort);
@@ -446,8 +448,8 @@ impl Ring {
     }
 }
 
-/// Tells the neighbours that the ring ends, even if they know of a failure: otherwise, they'd take this rank's end for another one.
-/// Neighbours that connect late hear of the failure, if there was one.
+/// Tells the neighbours that the ring ends, even if they know of a failure: otherwise, they'd take this rank's end for
+/// another one. Neighbours that connect late hear of the failure, if there was one.
 impl Drop for Ring {
     fn drop(&mut self) {
         let left = Frame::new(FrameKind::Left, 0, self.sequence, self.rank);

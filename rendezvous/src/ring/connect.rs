@@ -16,8 +16,8 @@ impl Ring {
     /// Joins the ring as `rank`. `handles` has one handle per rank; `listener` made this rank's.
     ///
     /// # Errors
-    /// A peer is unreachable or doesn't connect within `timeout`; a handle is invalid. The listener then tells neighbours that
-    /// connect later, until it's dropped.
+    /// A peer is unreachable or doesn't connect within `timeout`; a handle is invalid. The listener then tells
+    /// neighbours that connect later, until it's dropped.
     pub fn connect(
         listener: &Listener,
         handles: &[[u8; HANDLE_MAXSIZE]],

@@ -7,14 +7,14 @@ use crate::frame::{Frame, FrameKind};
 use crate::stream::End;
 use std::time::{Duration, Instant};
 
-/// How long after its streams end a rank counts as lost. If a program exits right after its last barrier without closing the
-/// communicator, the others fail only if they're still working by then.
+/// How long after its streams end a rank counts as lost. If a program exits right after its last barrier without
+/// closing the communicator, the others fail only if they're still working by then.
 const GRACE: Duration = Duration::from_secs(2);
 
 impl Ring {
-    /// Returns a rank that exited without closing its communicator, whether seen here or reported by a neighbour, and tells the
-    /// neighbours. Called repeatedly while no collective call is running; that also lets the ranks that wait in one know that this
-    /// process runs.
+    /// Returns a rank that exited without closing its communicator, whether seen here or reported by a neighbour, and
+    /// tells the neighbours. Called repeatedly while no collective call is running; that also lets the ranks that wait
+    /// in one know that this process runs.
     pub fn lost(&mut self, now: Instant) -> Option<usize> {
         if self.failed.is_none() {
             self.say_alive(now);
@@ -38,7 +38,8 @@ impl Ring {
         self.closed.get(&rank).is_some_and(|at| now >= *at + GRACE)
     }
 
-    /// Tells the other ranks that this one closes its communicator because of `rank`, so that they don't look for the reason here.
+    /// Tells the other ranks that this one closes its communicator because of `rank`, so that they don't look for the
+    /// reason here.
     pub fn blame(&mut self, rank: usize) {
         if self.failed.is_none() && rank != self.rank {
             let error = RingError::PeerClosed { rank, at: self.address(rank), step: Step::Barrier };
@@ -57,7 +58,8 @@ impl Ring {
         }
     }
 
-    /// Gives up on a neighbour whose stream ended without a word, unless a neighbour has reported a failure that may explain it.
+    /// Gives up on a neighbour whose stream ended without a word, unless a neighbour has reported a failure that may
+    /// explain it.
     fn check_streams(&mut self, now: Instant) {
         if self.later_abort.is_some_and(|(frame, _)| frame.kind == FrameKind::Abort) {
             return;

@@ -117,7 +117,8 @@ fn send_own_block(ring: &mut Ring, step: Step) {
     ring.next.as_mut().unwrap().send(head, &[]);
 }
 
-/// Rank 2 exits during the call while rank 3, its next rank, is late. Rank 1, before rank 2, reports it, and no rank blames rank 3.
+/// Rank 2 exits during the call while rank 3, its next rank, is late. Rank 1, before rank 2, reports it, and no rank
+/// blames rank 3.
 #[test]
 fn rank_that_ends_is_named_while_its_next_rank_is_late() {
     let reported = Barrier::new(3);
@@ -139,8 +140,8 @@ fn rank_that_ends_is_named_while_its_next_rank_is_late() {
     });
 }
 
-/// Rank 2 hangs after its own block. Rank 1 needs no other block from it, and reports rank 2 in the next call. The report reaches the
-/// ranks that are still waiting, which name rank 2 at their deadline.
+/// Rank 2 hangs after its own block. Rank 1 needs no other block from it, and reports rank 2 in the next call. The
+/// report reaches the ranks that are still waiting, which name rank 2 at their deadline.
 #[test]
 fn report_of_next_call_names_rank_at_deadline() {
     let (finished, clocks) = (Barrier::new(4), Mutex::new(Vec::<Arc<AtomicBool>>::new()));
@@ -190,8 +191,8 @@ fn hanging_rank_is_named_at_deadline() {
     });
 }
 
-/// Rank 2 of five stops after sending its own block: every other rank names rank 2, even those that lack running ranks' blocks, which the
-/// stopped rank should have passed on.
+/// Rank 2 of five stops after sending its own block: every other rank names rank 2, even those that lack running ranks'
+/// blocks, which the stopped rank should have passed on.
 #[test]
 #[ignore = "make check"]
 fn rank_stopped_between_two_blocks_is_named_by_all_ranks() {

@@ -9,13 +9,14 @@ pub(super) const WARN_EVERY: Duration = Duration::from_secs(60);
 /// Minimum time to answer, because a busy machine may stall a process for a while.
 const ANSWER_MIN: Duration = Duration::from_secs(2);
 
-/// Returns how long a neighbour in the call may be silent: a quarter of FERROGIN_TIMEOUT. Only the next rank notices the silence, and
-/// reports it to all.
+/// Returns how long a neighbour in the call may be silent: a quarter of FERROGIN_TIMEOUT. Only the next rank notices
+/// the silence, and reports it to all.
 pub(super) fn answer_limit(timeout: Duration) -> Duration {
     (timeout / 4).max(ANSWER_MIN)
 }
 
-/// Returns how long a peer's host has to answer: half of FERROGIN_TIMEOUT. A peer already listens before it gives out its handle.
+/// Returns how long a peer's host has to answer: half of FERROGIN_TIMEOUT. A peer already listens before it gives out
+/// its handle.
 pub(super) fn connect_limit(timeout: Duration) -> Duration {
     (timeout / 2).max(ANSWER_MIN)
 }
