@@ -1,9 +1,11 @@
-//! Makes the PTX of the device code that the tool embeds: compiled from the sources if there is a suitable compiler, and otherwise the
-//! checked-in `device-kernels/ptx/ferrogin_device.ptx`, with a line in the build output that says so. `FERROGIN_PTX=checked-in` always
-//! takes the checked-in file. The build warns if that file was made from other sources.
+//! Makes the PTX of the device code that the tool embeds: compiled from the sources if there is a suitable compiler,
+//! and otherwise the checked-in `device-kernels/ptx/ferrogin_device.ptx`, with a line in the build output that says so.
+//! `FERROGIN_PTX=checked-in` always takes the checked-in file. The build warns if that file was made from other
+//! sources.
 //!
-//! If NVCC (the path of nvcc) or CUDA_HOME (its directory) is set, also makes the objects that nvcc links with kernels, one per
-//! architecture, in `cuda/` of the build directory; `make build` copies them to dist/cuda/. No build looks for nvcc anywhere else.
+//! If NVCC (the path of nvcc) or CUDA_HOME (its directory) is set, also makes the objects that nvcc links with kernels,
+//! one per architecture, in `cuda/` of the build directory; `make build` copies them to dist/cuda/. No build looks for
+//! nvcc anywhere else.
 
 use ferrogin_ptx::{self as compile, CHECKED_IN, Compiler};
 use std::env;
@@ -50,14 +52,16 @@ fn compiled(root: &Path, out: &Path) -> Result<String, String> {
     Ok(compile::with_provenance(&module.ptx, None, compile::source_hash(root, &compile::SOURCES)?, &compiler.version))
 }
 
-/// Has cargo rerun this script when a compiler that can build the PTX appears or goes away: rustup's rust-src component, or Debian's Rust.
+/// Has cargo rerun this script when a compiler that can build the PTX appears or goes away: rustup's rust-src
+/// component, or Debian's Rust.
 fn watch(rustc: &Path) {
     let sysroot = Command::new(rustc).args(["--print", "sysroot"]).output();
     let sysroot = sysroot.map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned());
     for sysroot in [sysroot.unwrap_or_default().as_str(), "/usr"].map(Path::new) {
         let libraries = sysroot.join("lib/rustlib");
         let core = libraries.join("src/rust/library/core/src/lib.rs");
-        // Watching a missing path would rerun this script in every build. Its nearest existing directory changes when the path appears.
+        // Watching a missing path would rerun this script in every build. Its nearest existing directory changes when
+        // the path appears.
         let found = core.ancestors().take_while(|path| path.starts_with(&libraries)).find(|path| path.exists());
         let found = found.map_or_else(|| sysroot.join("bin"), Path::to_path_buf);
         if found.exists() {

@@ -37,7 +37,7 @@ pub struct Ended {
 }
 
 impl Ended {
-    /// How it ended, in words; `None` for exit code 0.
+    /// Returns how it ended, in words; `None` for exit code 0.
     pub fn failure(&self) -> Option<String> {
         match &self.end {
             End::Exited(0) => None,
@@ -48,14 +48,14 @@ impl Ended {
         }
     }
 
-    /// The last `count` lines on standard error.
+    /// Returns the last `count` lines on standard error.
     pub fn last_errors(&self, count: usize) -> Vec<String> {
         let lines: Vec<&str> = self.stderr.lines().filter(|line| !line.trim().is_empty()).collect();
         lines[lines.len().saturating_sub(count)..].iter().map(|line| (*line).to_owned()).collect()
     }
 }
 
-/// A command that runs this program.
+/// Returns a command that runs this program.
 ///
 /// # Errors
 /// The path of this program is unknown.
@@ -113,7 +113,8 @@ fn describe(status: ExitStatus) -> End {
     }
 }
 
-/// The last bytes of a stream, read by a thread. A process that inherited the stream may keep it open forever, so the thread isn't joined.
+/// The last bytes of a stream, read by a thread. A process that inherited the stream may keep it open forever, so the
+/// thread isn't joined.
 struct Tail(Arc<Mutex<(Vec<u8>, bool)>>);
 
 impl Tail {

@@ -1,5 +1,5 @@
-//! `ferrogin demo`: runs the three phases through the plugin, with kernels on CPU threads or, as PTX, on a GPU; then prints a table of
-//! latencies and rates, unless the GPU is software.
+//! `ferrogin demo`: runs the three phases through the plugin, with kernels on CPU threads or, as PTX, on a GPU; then
+//! prints a table of latencies and rates, unless the GPU is software.
 
 use crate::{launch, stdout};
 use clap::ValueEnum;

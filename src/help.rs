@@ -139,7 +139,7 @@ fn heading(text: &str) -> String {
     format!("{style}{text}{style:#}\n")
 }
 
-/// The subcommands, in two groups.
+/// Returns the subcommands, in two groups.
 fn groups(command: &clap::Command) -> String {
     let visible = || command.get_subcommands().filter(|of| !of.is_hide_set());
     let mut text = heading("Commands:");

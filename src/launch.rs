@@ -1,4 +1,5 @@
-//! A subcommand's ranks: this process is one if a launcher started it; otherwise it starts them. `ferrogin run` starts those of a program.
+//! A subcommand's ranks: this process is one if a launcher started it; otherwise it starts them. `ferrogin run` starts
+//! those of a program.
 
 use mini_nccl::bootstrap::Identity;
 pub use mini_nccl::launch::Launcher;
@@ -15,8 +16,8 @@ const CLOSED_OUTPUT: u8 = 128 + Signal::SIGPIPE as u8;
 /// Variables, and the values that they get in all ranks unless they are already set.
 pub type Defaults<'a> = &'a [(&'a str, OsString)];
 
-/// The rank that a launcher gave this process; `None` without a launcher. A rank that lacks a default re-executes this program with it,
-/// because a running process must not change its environment.
+/// Returns the rank that a launcher gave this process; `None` without a launcher. A rank that lacks a default
+/// re-executes this program with it, because a running process must not change its environment.
 ///
 /// # Errors
 /// The launcher's variables contradict each other, or give a number of ranks other than `ranks`.
@@ -37,7 +38,8 @@ pub fn identity(ranks: Option<u32>, defaults: Defaults<'_>) -> Result<Option<Ide
     Err(format!("this program cannot execute itself with a rank's settings: {error}"))
 }
 
-/// Runs this same command as `ranks` ranks. Returns when all have ended, with the job's exit code and its first failure.
+/// Runs this same command as `ranks` ranks. Returns when all have ended, with the job's exit code and its first
+/// failure.
 ///
 /// # Errors
 /// A rank does not start.

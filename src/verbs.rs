@@ -43,7 +43,8 @@ pub fn directory(part: &str, library: &str) -> Result<PathBuf, String> {
         )
     })?;
     let directory = found.canonicalize().map_err(|error| format!("{}: {error}", found.display()))?;
-    // Both characters end an entry of LD_LIBRARY_PATH, can't be escaped, and make the loader take the rest for a relative directory.
+    // Both characters end an entry of LD_LIBRARY_PATH, can't be escaped, and make the loader take the rest for a
+    // relative directory.
     if let Some(separator) = directory.as_os_str().as_bytes().iter().find(|byte| b":;".contains(byte)) {
         return Err(format!(
             "{} cannot be in LD_LIBRARY_PATH, because its name contains `{}`: install ferrogin in a directory without it",
@@ -64,7 +65,7 @@ pub fn library_path(directory: PathBuf) -> OsString {
     path
 }
 
-/// The directory of the card's libraries, if this process runs under `ferrogin verbs`.
+/// Returns the directory of the card's libraries, if this process runs under `ferrogin verbs`.
 pub fn below() -> Option<PathBuf> {
     let libraries = std::env::var_os("LD_LIBRARY_PATH")?;
     let is_card = |path: &PathBuf| path.join(LIBRARY).is_file() && path.join(SYSFS).is_dir();
@@ -130,8 +131,8 @@ pub fn run(args: &VerbsArgs) -> ExitCode {
             command.env("SYSFS_PATH", sysfs)
         }
     };
-    // On such a machine, a program that polls a queue in memory keeps the card's thread from running for milliseconds. A program that polls
-    // through libibverbs lets the card run.
+    // On such a machine, a program that polls a queue in memory keeps the card's thread from running for milliseconds.
+    // A program that polls through libibverbs lets the card run.
     if std::env::var_os(DATA_PATH_DIRECT).is_none() && shares_a_core() {
         command.env(DATA_PATH_DIRECT, "0");
     }

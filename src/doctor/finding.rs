@@ -111,12 +111,12 @@ impl Report {
         self.findings.iter().filter(|finding| finding.level == level).count()
     }
 
-    /// True if NCCL can use the plugin.
+    /// Returns whether NCCL can use the plugin.
     pub fn usable(&self) -> bool {
         self.count(Level::Problem) == 0
     }
 
-    /// The verdict in one sentence.
+    /// Returns the verdict in one sentence.
     pub fn verdict(&self) -> String {
         let counts = format!(
             "{}, {}",
@@ -145,8 +145,8 @@ impl Report {
         })
     }
 
-    /// The report for people, in colour and at most `WIDTH` columns wide: the verdict, the problems, the warnings, and with `all` the
-    /// facts.
+    /// Returns the report for people, in colour and at most `WIDTH` columns wide: the verdict, the problems, the
+    /// warnings, and with `all` the facts.
     pub fn text(&self, all: bool) -> String {
         let mut text = String::new();
         wrap(&mut text, "", &self.verdict());

@@ -83,7 +83,7 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
     findings
 }
 
-/// The software GPU that takes the driver's place, and its settings.
+/// Returns the software GPU that takes the driver's place, and its settings.
 fn software_gpu(version: &str) -> Finding {
     let set = settings::SOFTWARE_GPU.iter().filter_map(|name| Some(format!("{name}={}", variable(name)?)));
     let set = set.collect::<Vec<_>>().join(", ");
@@ -92,7 +92,7 @@ fn software_gpu(version: &str) -> Finding {
         .why("an interpreter runs kernels as PTX: programs behave as on a GPU, but times mean nothing")
 }
 
-/// The driver's kernel modules.
+/// Returns the driver's kernel modules.
 fn driver(machine: &Machine) -> Vec<Finding> {
     let Some(text) = machine.read("/proc/driver/nvidia/version") else { return Vec::new() };
     let first = text.lines().next().unwrap_or_default().to_owned();

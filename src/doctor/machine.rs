@@ -15,7 +15,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A path below the root.
+    /// Returns a path below the root.
     pub fn path(&self, path: &str) -> PathBuf {
         self.root.join(path.trim_start_matches('/'))
     }
@@ -24,18 +24,18 @@ impl Machine {
         Some(std::fs::read_to_string(self.path(path)).ok()?.trim().to_owned())
     }
 
-    /// Whether the card is libfabric's provider softefa.
+    /// Returns whether the card is libfabric's provider softefa.
     pub fn is_software_card(&self) -> bool {
         self.provider == "softefa"
     }
 
-    /// Whether the card is software: provider softefa, or below verbs.
+    /// Returns whether the card is software: provider softefa, or below verbs.
     pub fn has_software_card(&self) -> bool {
         self.is_software_card() || self.verbs.is_some()
     }
 }
 
-/// A variable's value; `None` if it is unset or empty.
+/// Returns a variable's value; `None` if it is unset or empty.
 pub fn variable(name: &str) -> Option<String> {
     std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()).filter(|value| !value.is_empty())
 }

@@ -37,7 +37,8 @@ use std::sync::Arc;
 use std::sync::mpsc::channel;
 use std::time::{Duration, Instant};
 
-/// Seconds that a check in a child process may take without FERROGIN_TIMEOUT, and the most that FERROGIN_TIMEOUT may set.
+/// Seconds that a check in a child process may take without FERROGIN_TIMEOUT, and the most that FERROGIN_TIMEOUT may
+/// set.
 const LIMIT_DEFAULT: u64 = 30;
 const LIMIT_MAX: u64 = 60;
 /// Time that an area may take on top of its children.
@@ -51,7 +52,8 @@ pub struct DoctorArgs {
     /// Also prints the checks that passed, not only the verdict, problems and warnings.
     #[arg(long)]
     all: bool,
-    /// Time limit in seconds for the checks that load libraries, which all run at once [default: FERROGIN_TIMEOUT, at most 60, or 30].
+    /// Time limit in seconds for the checks that load libraries, which all run at once [default: FERROGIN_TIMEOUT, at
+    /// most 60, or 30].
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..=600))]
     timeout: Option<u64>,
     /// Checks only these areas, separated by commas; the exit code covers only them.
@@ -77,7 +79,7 @@ enum Area {
     Settings,
 }
 
-/// The time limit for a check in a child process.
+/// Returns the time limit for a check in a child process.
 fn limit(option: Option<u64>) -> Duration {
     let setting = || variable("FERROGIN_TIMEOUT")?.parse::<u64>().ok().filter(|seconds| *seconds > 0);
     Duration::from_secs(option.or_else(|| setting().map(|seconds| seconds.min(LIMIT_MAX))).unwrap_or(LIMIT_DEFAULT))
@@ -109,8 +111,8 @@ fn examine(args: &DoctorArgs) -> Report {
         std::thread::spawn(move || drop(sender.send((area, check(area, &machine)))));
     }
     drop(sender);
-    // An area runs at most two children, one after the other. Its own file reads may hang too, as on a network file system that lost its
-    // server.
+    // An area runs at most two children, one after the other. Its own file reads may hang too, as on a network file
+    // system that lost its server.
     let deadline = Instant::now() + 2 * machine.limit + FILES_LIMIT;
     let mut done = HashMap::new();
     while let Ok((area, findings)) = receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {

@@ -6,7 +6,8 @@ use crate::probe;
 use serde_json::Value;
 
 const AREA: &str = "NCCL";
-/// The oldest releases that can use the GIN plugin and the RMA plugin, and the newest release that both were tested with.
+/// The oldest releases that can use the GIN plugin and the RMA plugin, and the newest release that both were tested
+/// with.
 const OLDEST: i64 = 23_100;
 const OLDEST_WITH_RMA: i64 = 23_007;
 const NEWEST: i64 = 23_203;
@@ -56,7 +57,7 @@ impl Route {
     }
 }
 
-/// Which of the two plugins a job uses, and why.
+/// Returns which of the two plugins a job uses, and why.
 fn route() -> Finding {
     const FIX: &str = "export NCCL_RMA_PLUGIN=/path/to/libnccl-rma-ferrogin.so";
     let list = variable("NCCL_RMA_PLUGIN").unwrap_or_default();
@@ -170,7 +171,7 @@ fn variables() -> Vec<Finding> {
     findings
 }
 
-/// Which NCCL the loader finds, which plugins it looks for, and whether this plugin is among them.
+/// Returns which NCCL the loader finds, which plugins it looks for, and whether this plugin is among them.
 fn library(machine: &Machine) -> Vec<Finding> {
     let probed = probe::start(&["nccl", &machine.nccl], &[], machine.limit);
     if let Some(reason) = probed.failure() {
@@ -236,7 +237,7 @@ fn library(machine: &Machine) -> Vec<Finding> {
     findings
 }
 
-/// What a release that can't use the GIN plugin means for jobs on this route.
+/// Returns what a release that can't use the GIN plugin means for jobs on this route.
 fn older(version: &str, number: i64, route: &Route) -> Option<Finding> {
     let what = format!("NCCL {version} is older than 2.31");
     let why = "it cannot use GIN plugins of type 5 (EFA_GDA), so the GIN plugin's init refuses it";
@@ -254,12 +255,13 @@ fn older(version: &str, number: i64, route: &Route) -> Option<Finding> {
     }
 }
 
-/// Whether FERROGIN_SIGNALS=emulated is set.
+/// Returns whether FERROGIN_SIGNALS=emulated is set.
 fn emulated() -> bool {
     variable("FERROGIN_SIGNALS").is_some_and(|value| value == "emulated")
 }
 
-/// The requirements that a program must change so that NCCL accepts a plugin for EFA. The quoted messages are from NCCL 2.32.
+/// Returns the requirements that a program must change so that NCCL accepts a plugin for EFA. The quoted messages are
+/// from NCCL 2.32.
 fn programs() -> Vec<Finding> {
     const AREA: &str = "programs";
     if let Route::Host(_) = Route::of_settings() {

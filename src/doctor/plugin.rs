@@ -41,7 +41,7 @@ impl Named {
         self.entries.iter().any(|entry| !entry.is_empty() && entry != "none")
     }
 
-    /// A defect of an entry's file, and its fix.
+    /// Returns a defect of an entry's file, and its fix.
     fn defect(&self, entry: &str) -> Option<(String, String)> {
         let Defect { what, fix } =
             Some(entry).filter(|entry| entry.contains('/')).and_then(|path| elf::defect(Path::new(path)))?;
@@ -125,8 +125,8 @@ pub fn check(machine: &Machine) -> Vec<Finding> {
     findings
 }
 
-/// Finds defects in the files that libfabric loads as providers from the plugin's directory and FI_PROVIDER_PATH. Also returns whether
-/// there are any defects.
+/// Finds defects in the files that libfabric loads as providers from the plugin's directory and FI_PROVIDER_PATH. Also
+/// returns whether there are any defects.
 fn provider_files(machine: &Machine, directory: Option<&Path>) -> (Vec<Finding>, bool) {
     let setting = variable("FI_PROVIDER_PATH").unwrap_or_default();
     let listed = setting.split(':').filter(|dir| !dir.is_empty()).map(|dir| PathBuf::from(dir.trim_start_matches('@')));
@@ -164,7 +164,7 @@ fn provider_files(machine: &Machine, directory: Option<&Path>) -> (Vec<Finding>,
     (findings.collect(), broken)
 }
 
-/// The areas of findings that may only follow from another problem: of libfabric, of a setting, of a limit.
+/// Returns the areas of findings that may only follow from another problem: of libfabric, of a setting, of a limit.
 pub fn may_follow(area: &str) -> bool {
     [EXCHANGE, "EFA card", "software card", "card"].contains(&area)
 }
@@ -177,7 +177,7 @@ fn card_area(provider: &str) -> &'static str {
     }
 }
 
-/// The findings from the probe with the current settings.
+/// Returns the findings from the probe with the current settings.
 fn present(machine: &Machine, probed: &Probed) -> Vec<Finding> {
     let mut findings = Vec::new();
     if let Some(plugin) = probed.all("plugin").next() {
@@ -230,7 +230,7 @@ fn present(machine: &Machine, probed: &Probed) -> Vec<Finding> {
     findings
 }
 
-/// The version from the INFO line of the plugin's `init`.
+/// Returns the version from the INFO line of the plugin's `init`.
 fn plugin_version(probed: &Probed) -> Option<String> {
     probed.texts("info").iter().find_map(|line| {
         let (_, rest) = line.split_once("ferrogin ").filter(|(_, rest)| rest.contains(": provider "))?;
@@ -251,7 +251,7 @@ fn mismatch(subject: &str, version: Option<&str>) -> Option<Finding> {
     })
 }
 
-/// The finding for a failed probe.
+/// Returns the finding for a failed probe.
 fn failed(machine: &Machine, probed: &Probed, reason: String, cards: &str) -> Finding {
     let opened = probed.all("opened").next().is_some();
     let (area, why) = match (opened, cards.is_empty()) {
@@ -313,7 +313,7 @@ fn beside_gpu(machine: &Machine) -> Vec<Finding> {
     vec![opened, exchange.details(errors)]
 }
 
-/// The finding for the provider that is not selected.
+/// Returns the finding for the provider that is not selected.
 fn not_selected(provider: &str, probed: &Probed) -> Finding {
     let what = match probed.failure() {
         None => format!("usable, not selected: {}", probed.texts("card").join(", ")),

@@ -81,7 +81,7 @@ fn devices(machine: &Machine) -> Vec<Finding> {
     findings
 }
 
-/// The software cards below verbs, which need no driver and no device files.
+/// Returns the software cards below verbs, which need no driver and no device files.
 fn software(directory: &Path, class: &Path, hidden: bool) -> Finding {
     let what = format!("software cards through verbs (ferrogin verbs), from {}", directory.display());
     if !hidden {

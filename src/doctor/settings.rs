@@ -8,7 +8,8 @@ use ferrogin_ffi::settings;
 
 pub const AREA: &str = "setting";
 
-/// The variables whose values go into a report. A prefix is not enough: a variable with a secret may begin with NCCL_ or FI_.
+/// The variables whose values go into a report. A prefix is not enough: a variable with a secret may begin with NCCL_
+/// or FI_.
 pub const VARIABLES: [&str; 56] = [
     "FERROGIN_DEVICE",
     "FERROGIN_DIST",

@@ -40,7 +40,8 @@ pub struct PerfArgs {
     /// Threads that post on one context, on a GPU each in its own block; barrier and alltoall use one.
     #[arg(short, long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     threads: u32,
-    /// Slots of a send queue, so how many posts may be outstanding before one waits; for rpc, concurrent calls per thread. A power of two.
+    /// Slots of a send queue, so how many posts may be outstanding before one waits; for rpc, concurrent calls per
+    /// thread. A power of two.
     #[arg(short, long, default_value = "64", value_parser = depth)]
     depth: u32,
     /// Posts per burst, of which only the last rings the doorbell; for the rate.
@@ -64,7 +65,7 @@ pub struct PerfArgs {
 }
 
 impl PerfArgs {
-    /// The settings of these arguments.
+    /// Returns the settings of these arguments.
     ///
     /// # Errors
     /// The sizes are not a range, or an operation has none of them; kernels cannot do the operation.
@@ -128,7 +129,7 @@ impl PerfArgs {
         Ok(settings)
     }
 
-    /// The files to write.
+    /// Returns the files to write.
     pub fn outputs(&self) -> Outputs {
         let files = [(&self.json, Format::Json), (&self.csv, Format::Csv), (&self.plot, Format::Svg)];
         let files = files.into_iter().filter_map(|(path, format)| Some((path.clone()?, format)));
@@ -173,7 +174,7 @@ fn operation_names() -> clap::builder::PossibleValuesParser {
     Operation::ALL.map(Operation::name).into_iter().chain([ALL]).collect::<Vec<_>>().into()
 }
 
-/// A size with an optional suffix.
+/// Returns a size with an optional suffix.
 fn size(text: &str) -> Result<u64, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match text[digits.len()..].to_ascii_uppercase().as_str() {

@@ -19,7 +19,8 @@ pub struct CompareArgs {
     before: PathBuf,
     /// The report to compare with it; ratios are AFTER divided by BEFORE.
     after: PathBuf,
-    /// Fails (exit code 4) if a median latency or a rate in AFTER is worse than this fraction of BEFORE: 0.9 allows 10 %.
+    /// Fails (exit code 4) if a median latency or a rate in AFTER is worse than this fraction of BEFORE: 0.9 allows 10
+    /// %.
     #[arg(long, value_name = "RATIO", value_parser = part)]
     fail_below: Option<f64>,
 }
@@ -97,7 +98,7 @@ fn pairs<'a>(before: &'a Report, after: &'a Report) -> impl Iterator<Item = (&'a
     after.rows.iter().filter_map(move |new| Some((before.rows.iter().find(|old| same(old, new))?, new)))
 }
 
-/// Why two runs cannot be compared: they answer different questions.
+/// Returns why two runs cannot be compared: they answer different questions.
 fn refusal(before: &Report, after: &Report) -> Option<String> {
     let (a, b) = (&before.settings, &after.settings);
     let differences = [

@@ -92,7 +92,7 @@ impl Job {
         )))
     }
 
-    /// What a report says about the run.
+    /// Returns what a report says about the run.
     pub fn about(&self) -> About {
         let provider = std::env::var("FERROGIN_PROVIDER").ok().filter(|name| !name.is_empty());
         let provider = provider.unwrap_or_else(|| "efa".to_owned());
@@ -107,22 +107,22 @@ impl Job {
         }
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> usize {
         self.bootstrap.rank()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn ranks(&self) -> usize {
         self.bootstrap.nranks()
     }
 
-    /// The exchange between the ranks.
+    /// Returns the exchange between the ranks.
     pub fn bootstrap(&self) -> Arc<Bootstrap> {
         self.bootstrap.clone()
     }
 
-    /// Time limit of one wait.
+    /// Returns the time limit of one wait.
     pub fn wait_limit(&self) -> Duration {
         self.wait_limit
     }
@@ -165,7 +165,7 @@ impl Job {
         })
     }
 
-    /// The error for wrong data.
+    /// Returns the error for wrong data.
     pub fn wrong(&self, operation: Operation, bytes: u64, what: String) -> Error {
         Error::WrongData { rank: self.rank(), operation: operation.name(), bytes, what }
     }

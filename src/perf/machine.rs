@@ -16,7 +16,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// This machine.
+    /// Returns this machine.
     pub fn this() -> Self {
         let cpuinfo = read("/proc/cpuinfo");
         // aarch64 kernels print no name.
@@ -30,19 +30,19 @@ impl Machine {
     }
 }
 
-/// A text that differs between hosts, and between boots of a host.
+/// Returns a text that differs between hosts, and between boots of a host.
 pub fn boot_id() -> String {
     read("/proc/sys/kernel/random/boot_id").trim().to_owned()
 }
 
-/// Bytes of memory that programs can still allocate; `None` if the kernel does not say.
+/// Returns the bytes of memory that programs can still allocate; `None` if the kernel does not say.
 pub fn available_memory() -> Option<u64> {
     let meminfo = read("/proc/meminfo");
     let kibibytes = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
     kibibytes.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()?.checked_mul(1024)
 }
 
-/// The wire between the cards: the software card's, or otherwise the provider's name.
+/// Returns the wire between the cards: the software card's, or otherwise the provider's name.
 pub fn wire(provider: &str, hosts: usize) -> String {
     let named = std::env::var("SOFTEFA_WIRE").ok().filter(|wire| !wire.is_empty());
     match (provider, named) {

@@ -1,5 +1,5 @@
-//! `ferrogin perf`: latencies, rates and bandwidths between ranks, through the device API on CPU threads or on a GPU. `ferrogin compare`
-//! and `ferrogin plot` read its reports.
+//! `ferrogin perf`: latencies, rates and bandwidths between ranks, through the device API on CPU threads or on a GPU.
+//! `ferrogin compare` and `ferrogin plot` read its reports.
 //!
 //! | module | content |
 //! |---|---|
@@ -79,7 +79,8 @@ pub fn run(args: &PerfArgs) -> ExitCode {
     }
 }
 
-/// The software card's directory, if that card is used: it is next to the plugin, which may not be next to this program.
+/// Returns the software card's directory, if that card is used: it is next to the plugin, which may not be next to this
+/// program.
 fn software_card_dir() -> Option<PathBuf> {
     let is_used = std::env::var_os("FERROGIN_PROVIDER").is_some_and(|provider| provider == "softefa");
     let plugin = PathBuf::from(scenario_runner::world::plugin_from_env());

@@ -36,7 +36,7 @@ impl Operation {
         Self::RmaPutSignal,
     ];
 
-    /// The name on the command line and in reports.
+    /// Returns the name on the command line and in reports.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Put => "put",
@@ -53,7 +53,7 @@ impl Operation {
         }
     }
 
-    /// What its latency means.
+    /// Returns what its latency means.
     pub fn latency(self) -> &'static str {
         match self {
             Self::Put => "ranks 0 and 1; latency: one put and the flush after it",
@@ -72,22 +72,22 @@ impl Operation {
         }
     }
 
-    /// Whether it carries bytes, and therefore has sizes.
+    /// Returns whether it carries bytes, and therefore has sizes.
     pub fn has_bytes(self) -> bool {
         !matches!(self, Self::Signal | Self::Barrier)
     }
 
-    /// Whether its rate times its size is a bandwidth.
+    /// Returns whether its rate times its size is a bandwidth.
     pub fn has_bandwidth(self) -> bool {
         self.has_bytes() && self != Self::Flush
     }
 
-    /// Whether it is an operation between CPUs, which device code doesn't have.
+    /// Returns whether it is an operation between CPUs, which device code doesn't have.
     pub fn is_of_cpus(self) -> bool {
         matches!(self, Self::Rpc | Self::RmaPut | Self::RmaPutSignal)
     }
 
-    /// The operation between two ranks, if device code has it.
+    /// Returns the operation between two ranks, if device code has it.
     pub fn of_pair(self) -> Option<plan::Operation> {
         match self {
             Self::Put => Some(plan::Operation::Put),
@@ -101,7 +101,7 @@ impl Operation {
     }
 }
 
-/// A barrier's rounds: the base-2 logarithm of the number of ranks, rounded up.
+/// Returns a barrier's rounds: the base-2 logarithm of the number of ranks, rounded up.
 pub fn barrier_rounds(ranks: u32) -> u32 {
     ranks.next_power_of_two().ilog2()
 }

@@ -58,7 +58,8 @@ fn pairs(session: &Session, operation: Operation, of_pair: plan::Operation, byte
     Ok(first.then(|| Row::new(operation, (bytes, 1), threads, samples, mops(posts, nanoseconds))))
 }
 
-/// Checks what ranks 0 and 1 received from each other in `rounds` round trips of each thread, or in a stream from rank 0.
+/// Checks what ranks 0 and 1 received from each other in `rounds` round trips of each thread, or in a stream from rank
+/// 0.
 fn check_pairs(session: &Session, operation: Operation, bytes: u64, rounds: u32, in_stream: bool) -> Result<(), Error> {
     let rank = session.job.rank();
     let receives = match operation {
@@ -91,8 +92,8 @@ fn check_pairs(session: &Session, operation: Operation, bytes: u64, rounds: u32,
     Ok(())
 }
 
-/// Checks that each word has the value of the last round that wrote it. A stream's values arrive in any order, so there it may be any
-/// round's.
+/// Checks that each word has the value of the last round that wrote it. A stream's values arrive in any order, so there
+/// it may be any round's.
 fn check_values(session: &Session, bytes: u64, thread: u32, rounds: u32, in_stream: bool) -> Result<(), Error> {
     for slot in 0..rounds.min(VALUE_SLOTS) {
         let found = session.read(session.inbox(thread) + value_offset(slot), 8)?;

@@ -41,7 +41,7 @@ impl Destination {
         Ok(destination)
     }
 
-    /// True for `-`.
+    /// Returns true for `-`.
     pub fn is_stdout(&self) -> bool {
         self.path.as_os_str() == "-"
     }

@@ -51,8 +51,8 @@ const PANEL: u32 = 460;
 const LINE: u32 = 22;
 const COLUMN: u32 = 290;
 const FONT: &str = "sans-serif";
-/// The figures that an axis can show, in µs or GB/s. Near f64's limits plotters never finishes an axis; no measurement comes close to
-/// these.
+/// The figures that an axis can show, in µs or GB/s. Near f64's limits plotters never finishes an axis; no measurement
+/// comes close to these.
 const AXIS: RangeInclusive<f64> = 1e-15..=1e15;
 /// Colours that colour-blind readers can tell apart too (Okabe and Ito).
 const COLOURS: [RGBColor; 9] = [
@@ -246,7 +246,7 @@ fn panel(
     Ok(())
 }
 
-/// The marker of a series' report.
+/// Returns the marker of a series' report.
 fn marker<'a, C: Clone + 'static>(series: &Series, at: C) -> DynElement<'static, SVGBackend<'a>, C> {
     let (filled, line) = (series.colour.filled(), series.colour.stroke_width(2));
     match series.report % 4 {
@@ -257,7 +257,7 @@ fn marker<'a, C: Clone + 'static>(series: &Series, at: C) -> DynElement<'static,
     }
 }
 
-/// The dash length of a horizontal line, by report.
+/// Returns the dash length of a horizontal line, by report.
 fn dash(series: &Series) -> u32 {
     [12, 7, 3, 1][series.report % 4]
 }
@@ -291,7 +291,7 @@ fn shorten(label: &str) -> String {
     start + "…"
 }
 
-/// The power of ten next to `figure`.
+/// Returns the power of ten next to `figure`.
 fn decade(figure: f64, round: fn(f64) -> f64) -> f64 {
     10f64.powf(round(figure.log10()))
 }
@@ -302,8 +302,8 @@ fn decimal(figure: f64) -> String {
     format!("{figure:.digits$}")
 }
 
-/// Replaces the C library's function, which plotters calls through `f32::hypot`: its newest version needs glibc 2.35, and Amazon Linux 2023
-/// has 2.34.
+/// Replaces the C library's function, which plotters calls through `f32::hypot`: its newest version needs glibc 2.35,
+/// and Amazon Linux 2023 has 2.34.
 // SAFETY: the function has the C library's signature and meaning.
 #[allow(unsafe_code)]
 #[unsafe(no_mangle)]

@@ -65,7 +65,7 @@ pub struct Gpu {
 }
 
 impl About {
-    /// The software GPU's release, if it posted.
+    /// Returns the software GPU's release, if it posted.
     pub fn software_gpu(&self) -> Option<&str> {
         self.gpu.as_ref()?.software.as_deref()
     }
@@ -112,7 +112,7 @@ impl Row {
 }
 
 impl Report {
-    /// A report without rows.
+    /// Returns a report without rows.
     pub fn new(about: About, settings: &Settings) -> Self {
         let matters = ["FERROGIN_POST", "FERROGIN_SIGNALS", "FERROGIN_LIBFABRIC", "SOFTEFA_", "SOFTGPU_", "FI_EFA_"];
         let names = VARIABLES.iter().filter(|name| matters.iter().any(|prefix| name.starts_with(prefix)));
@@ -146,7 +146,7 @@ impl Report {
         serde_json::from_value(json).map_err(not_a_report)
     }
 
-    /// The report as JSON.
+    /// Returns the report as JSON.
     ///
     /// # Errors
     /// A figure cannot be represented in JSON.
@@ -154,7 +154,7 @@ impl Report {
         serde_json::to_string_pretty(self).map(|text| text + "\n").map_err(|error| Error::Usage(error.to_string()))
     }
 
-    /// The rows as CSV.
+    /// Returns the rows as CSV.
     pub fn csv(&self) -> String {
         let mut text =
             "operation,bytes,threads,iterations,min_us,median_us,p99_us,p999_us,max_us,rate_mops,bandwidth_gbs\n"

@@ -50,7 +50,8 @@ impl Rma {
         Ok(Self { context, memory, half, rank, limit, heard: 0, requests: VecDeque::new() })
     }
 
-    /// Collective: measures puts of `bytes`, or puts with a signal, one after another and then in a stream; rank 0 gets the figures.
+    /// Collective: measures puts of `bytes`, or puts with a signal, one after another and then in a stream; rank 0 gets
+    /// the figures.
     ///
     /// # Errors
     /// The plugin fails, or wrong data arrives; a rank was lost.

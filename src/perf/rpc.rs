@@ -58,7 +58,8 @@ impl Rpc {
         Ok(rpc)
     }
 
-    /// Collective: measures calls with bodies of `bytes`, one after another and then several at a time; rank 0 gets the figures.
+    /// Collective: measures calls with bodies of `bytes`, one after another and then several at a time; rank 0 gets the
+    /// figures.
     ///
     /// # Errors
     /// A call failed or returned a different body; a rank was lost.

@@ -1,4 +1,5 @@
-//! Measures the device code's operations: communicator, window and context, and the phases that all ranks begin together.
+//! Measures the device code's operations: communicator, window and context, and the phases that all ranks begin
+//! together.
 
 use super::error::Error;
 use super::job::Job;
@@ -83,18 +84,19 @@ impl<'a> Session<'a> {
         Ok(session)
     }
 
-    /// Offset, in every window, of the inbox of a thread, or of a rank in alltoall.
+    /// Returns the offset, in every window, of the inbox of a thread, or of a rank in alltoall.
     pub fn inbox(&self, place: u32) -> u64 {
         self.layout.inbox(place)
     }
 
-    /// Offset, in every window, of the outbox of a thread, or of a rank in alltoall.
+    /// Returns the offset, in every window, of the outbox of a thread, or of a rank in alltoall.
     pub fn outbox(&self, place: u32) -> u64 {
         self.layout.outbox(place)
     }
 
-    /// Collective: runs one phase of a measurement. Before it, signals are 0; inboxes are 0 with `--verify` or if the phase `polls` memory;
-    /// and outboxes have new bytes with `--verify`. `body` runs on all ranks at once. When all are done, `check` verifies on each rank.
+    /// Collective: runs one phase of a measurement. Before it, signals are 0; inboxes are 0 with `--verify` or if the
+    /// phase `polls` memory; and outboxes have new bytes with `--verify`. `body` runs on all ranks at once. When all
+    /// are done, `check` verifies on each rank.
     ///
     /// # Errors
     /// `body` or `check` failed; a rank was lost. A rank that failed leaves the job, which ends the other ranks.
@@ -123,7 +125,7 @@ impl<'a> Session<'a> {
         Ok(result)
     }
 
-    /// The plan for a program with operations of `bytes`, and with `repetitions` for its warm-up and after it.
+    /// Returns the plan for a program with operations of `bytes`, and with `repetitions` for its warm-up and after it.
     pub fn plan(&self, program: Program, bytes: u64, repetitions: (u32, u32)) -> Plan {
         Plan {
             program,
@@ -157,7 +159,7 @@ impl<'a> Session<'a> {
         }
     }
 
-    /// The same for a thread of rank 0 or 1, which uses its own place and signal.
+    /// Returns the same for a thread of rank 0 or 1, which uses its own place and signal.
     pub fn plan_of_pair(
         &self,
         program: Program,
@@ -245,7 +247,7 @@ impl<'a> Session<'a> {
     }
 }
 
-/// An outbox's bytes, which differ between fills, ranks and places.
+/// Returns an outbox's bytes, which differ between fills, ranks and places.
 fn pattern(fill: u64, rank: usize, place: u32) -> impl Iterator<Item = u8> {
     let start = fill << 40 ^ (rank as u64) << 20 ^ u64::from(place);
     (0u64..).flat_map(move |word| {

@@ -20,7 +20,7 @@ pub enum Device {
 }
 
 impl Device {
-    /// Its value for FERROGIN_DEVICE.
+    /// Returns its value for FERROGIN_DEVICE.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Cpu => "cpu",
@@ -57,7 +57,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// An operation's sizes, in order: just 0 if it carries no bytes.
+    /// Returns an operation's sizes, in order: just 0 if it carries no bytes.
     pub fn sizes(&self, operation: Operation) -> Vec<u64> {
         if !operation.has_bytes() {
             return vec![0];
@@ -67,13 +67,13 @@ impl Settings {
         sizes.filter(|size| operation != Operation::PutValue || [1, 2, 4, 8].contains(size)).collect()
     }
 
-    /// The warm-up iterations, and the measured ones.
+    /// Returns the warm-up iterations, and the measured ones.
     pub fn iterations(&self, bytes: u64) -> (u32, u32) {
         let measured = self.iterations.unwrap_or_else(|| repetitions(DEFAULT_ITERATIONS, bytes));
         (self.warmup.unwrap_or(measured / 10), measured)
     }
 
-    /// The first option whose values differ: its name, the other rank's value, and this rank's.
+    /// Returns the first option whose values differ: its name, the other rank's value, and this rank's.
     pub fn difference(&self, other: &Self) -> Option<(String, String, String)> {
         let fields = |settings: &Self| match serde_json::to_value(settings) {
             Ok(serde_json::Value::Object(fields)) => fields,

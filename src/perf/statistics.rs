@@ -19,14 +19,14 @@ pub struct Latency {
 }
 
 impl Latency {
-    /// The latencies of `samples`, which must not be empty.
+    /// Returns the latencies of `samples`, which must not be empty.
     pub fn of(mut samples: Vec<u64>) -> Self {
         samples.sort_unstable();
         let at = |per_mille| percentile(&samples, per_mille) as f64 / 1e3;
         Self { min: at(0), median: at(500), p99: at(990), p999: at(999), max: at(1000) }
     }
 
-    /// All five, in the order of the table.
+    /// Returns all five, in the order of the table.
     pub fn all(&self) -> [f64; 5] {
         [self.min, self.median, self.p99, self.p999, self.max]
     }

@@ -21,7 +21,8 @@ const SENTINEL: u64 = 0x0f1e_2d3c_4b5a_6978;
 /// Time limit of a wait for the card.
 const WAIT_NS: u64 = 10_000_000_000;
 
-/// Emits the plugin, its devices and its log; then, unless `init_only`, opens a window and a context with a counter, and exchanges data.
+/// Emits the plugin, its devices and its log; then, unless `init_only`, opens a window and a context with a counter,
+/// and exchanges data.
 pub fn run(init_only: bool) -> Outcome {
     let result = steps(init_only);
     emit_log();

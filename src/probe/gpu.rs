@@ -13,7 +13,8 @@ const VIRTUAL_MEMORY: c_int = 102;
 const GPU_DIRECT_RDMA_WITH_VMM: c_int = 110;
 const DMA_BUF: c_int = 124;
 
-// Functions that are not unsafe accept any values of their types: the driver checks numbers, and sets the variable behind a reference.
+// Functions that are not unsafe accept any values of their types: the driver checks numbers, and sets the variable
+// behind a reference.
 type Version = extern "C" fn(&mut c_int) -> c_int;
 type SoftwareVersion = extern "C" fn() -> *const c_char;
 type Init = extern "C" fn(c_uint) -> c_int;
@@ -21,8 +22,8 @@ type GetCount = extern "C" fn(&mut c_int) -> c_int;
 type GetName = unsafe extern "C" fn(*mut u8, c_int, c_int) -> c_int;
 type GetAttribute = extern "C" fn(&mut c_int, c_int, c_int) -> c_int;
 
-/// Emits the driver: its API's release, and the software GPU's if that is the driver. Then emits each GPU: its name, its compute capability
-/// and what the plugin needs from it. Fails with the reason if there is none.
+/// Emits the driver: its API's release, and the software GPU's if that is the driver. Then emits each GPU: its name,
+/// its compute capability and what the plugin needs from it. Fails with the reason if there is none.
 pub fn list(emit: impl Fn(&str, Value)) -> Result<(), String> {
     // SAFETY: loading runs the initialisers of NVIDIA's driver library, which any process may run.
     let driver = unsafe { Library::open(Some(LIBRARY), RTLD_NOW | RTLD_LOCAL) };

@@ -33,7 +33,8 @@ pub fn libfabric() -> Outcome {
     Ok(())
 }
 
-/// The providers on this machine that have reliable datagrams with these capabilities and at least `immediate` bytes of immediate data.
+/// Returns the providers on this machine that have reliable datagrams with these capabilities and at least `immediate`
+/// bytes of immediate data.
 fn with_datagrams(library: &Arc<Libfabric>, caps: u64, immediate: usize) -> Vec<String> {
     let hints = Hints::any().caps(caps).mode(bindings::FI_CONTEXT | bindings::FI_CONTEXT2);
     let found = library.getinfo(&hints.mr_mode(ferrogin_libfabric::MR_MODE_ALL)).unwrap_or_default();
@@ -52,7 +53,8 @@ fn with_datagrams(library: &Arc<Libfabric>, caps: u64, immediate: usize) -> Vec<
 /// Emits NCCL's version number, its file, and the symbols that it looks up in GIN plugins. CUDA is not initialised.
 pub fn nccl(name: &str) -> Outcome {
     emit("step", json!("loading NCCL"));
-    // SAFETY: NCCL's initialisers only set up its own state and the CUDA runtime's; the program that uses the plugin runs them too.
+    // SAFETY: NCCL's initialisers only set up its own state and the CUDA runtime's; the program that uses the plugin
+    // runs them too.
     let library = unsafe { Library::open(Some(name), RTLD_NOW | RTLD_LOCAL) };
     let library = library
         .map_err(|error| std::error::Error::source(&error).map_or_else(|| error.to_string(), ToString::to_string))?;
@@ -74,7 +76,7 @@ pub fn nccl(name: &str) -> Outcome {
     Ok(())
 }
 
-/// The file of a library that is mapped into this process, found by the last part of its name.
+/// Returns the file of a library that is mapped into this process, found by the last part of its name.
 pub fn mapped(name: &str) -> Option<String> {
     let name = name.rsplit('/').next()?;
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
@@ -84,7 +86,7 @@ pub fn mapped(name: &str) -> Option<String> {
     paths.into_iter().find(own).map(str::to_owned)
 }
 
-/// The plugin symbols among a file's bytes; `None` if the file could not be read, or not in time.
+/// Returns the plugin symbols among a file's bytes; `None` if the file could not be read, or not in time.
 fn symbols(path: &str) -> Option<Vec<&'static str>> {
     const SYMBOLS: [&str; 2] = ["ncclGinPlugin_v14", "ncclGinPlugin_v13"];
     const BLOCK: usize = 1 << 20;

@@ -1,6 +1,8 @@
-//! Checks that load foreign libraries, each in a child process of this program: a crash, a hang or a flood of output ends only the child.
+//! Checks that load foreign libraries, each in a child process of this program: a crash, a hang or a flood of output
+//! ends only the child.
 //!
-//! The child writes a line for each step that it begins and for each result; `MARK` sets them apart from what libraries print.
+//! The child writes a line for each step that it begins and for each result; `MARK` sets them apart from what libraries
+//! print.
 
 mod exchange;
 #[allow(unsafe_code)]
@@ -79,22 +81,22 @@ pub struct Probed {
 }
 
 impl Probed {
-    /// A key's values, in order.
+    /// Returns a key's values, in order.
     pub fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Value> {
         self.results.iter().filter(move |(name, _)| name == key).map(|(_, value)| value)
     }
 
-    /// A key's first value as text; empty if there is none.
+    /// Returns a key's first value as text; empty if there is none.
     pub fn text(&self, key: &str) -> String {
         self.all(key).next().and_then(Value::as_str).unwrap_or_default().to_owned()
     }
 
-    /// A key's values that are texts.
+    /// Returns a key's values that are texts.
     pub fn texts(&self, key: &str) -> Vec<String> {
         self.all(key).filter_map(Value::as_str).map(str::to_owned).collect()
     }
 
-    /// The reason for a failure: the probe's error, or how and where the child ended. `None` after success.
+    /// Returns the reason for a failure: the probe's error, or how and where the child ended. `None` after success.
     pub fn failure(&self) -> Option<String> {
         let end = self.ended.failure()?;
         if let Some(error) = self.all("error").next().and_then(Value::as_str) {

@@ -21,12 +21,12 @@ pub fn status(raw: u8) -> String {
     }
 }
 
-/// A status in one word.
+/// Returns a status in one word.
 pub fn status_name(raw: u8) -> String {
     CompStatus::from_raw(raw).map_or_else(|| "unknown".into(), |known| screaming(&format!("{known:?}")))
 }
 
-/// The name of an operation code.
+/// Returns the name of an operation code.
 pub fn operation(raw: u8) -> String {
     match SendOp::from_raw(raw) {
         Some(SendOp::Send) => "send".into(),
@@ -50,7 +50,7 @@ pub fn parse(bytes: &[u8]) -> Option<Result<SendWqe, wqe::WqeError>> {
     geometry(bytes.len()).map(|geometry| wqe::parse(bytes, &geometry))
 }
 
-/// Bytes of the transfer.
+/// Returns the bytes of the transfer.
 pub fn length(wqe: &SendWqe) -> u64 {
     match &wqe.op {
         Operation::Send { data, .. } => data.len(),
@@ -63,7 +63,7 @@ fn sge_text(sge: &Sge) -> String {
     format!("lkey {:#x} at {:#x}+{}", sge.lkey, sge.addr, sge.length)
 }
 
-/// A request's memory and immediate data, in one line.
+/// Returns a request's memory and immediate data, in one line.
 pub fn details(wqe: &SendWqe) -> String {
     let mut parts = Vec::new();
     match &wqe.op {

@@ -103,12 +103,12 @@ impl Events {
         }
     }
 
-    /// The first event's time.
+    /// Returns the first event's time.
     pub fn start_ns(&self) -> u64 {
         self.events.first().map_or(0, |event| event.record.time_ns.get())
     }
 
-    /// An event's peer: `PROCESS/CARD QP N`, or the hash of a card that is not in the trace.
+    /// Returns an event's peer: `PROCESS/CARD QP N`, or the hash of a card that is not in the trace.
     pub fn peer(&self, event: &Event) -> Option<String> {
         let record = &event.record;
         let qpn = record.peer_qpn.get();
@@ -126,7 +126,7 @@ impl Events {
     }
 }
 
-/// Whether it is a peer's write with immediate data, which takes no receive.
+/// Returns whether it is a peer's write with immediate data, which takes no receive.
 fn is_unsolicited(record: &Record) -> bool {
     record.op == efa_dp_direct::wire::SendOp::RdmaWrite.raw()
 }
@@ -144,7 +144,7 @@ impl Event {
         }
     }
 
-    /// The operation; `recv` for a receive and for the message in it.
+    /// Returns the operation; `recv` for a receive and for the message in it.
     pub fn operation(&self) -> Option<String> {
         match self.kind {
             Kind::Card | Kind::Closed => None,
@@ -171,7 +171,7 @@ impl Event {
         has.then_some(self.record.request_id.get())
     }
 
-    /// Bytes of the transfer; for a receive, how many it has room for.
+    /// Returns the bytes of the transfer; for a receive, how many it has room for.
     pub fn length(&self) -> Option<u64> {
         match self.kind {
             Kind::Card | Kind::Closed => None,
@@ -180,12 +180,12 @@ impl Event {
         }
     }
 
-    /// A completion's status.
+    /// Returns a completion's status.
     pub fn status(&self) -> Option<u8> {
         matches!(self.kind, Kind::Completion | Kind::Received).then_some(self.record.status)
     }
 
-    /// A completion's status, or the one that a request completed with.
+    /// Returns a completion's status, or the one that a request completed with.
     pub fn final_status(&self) -> Option<u8> {
         match self.outcome {
             Some(Outcome::Completed { status, .. }) => Some(status),
@@ -193,7 +193,7 @@ impl Event {
         }
     }
 
-    /// Whether it is a request or a receive without a completion.
+    /// Returns whether it is a request or a receive without a completion.
     pub fn is_unfinished(&self) -> bool {
         matches!(self.outcome, Some(Outcome::Open | Outcome::Closed { .. }))
     }
@@ -204,7 +204,7 @@ impl Event {
         Some(self.record.time_ns.get().saturating_sub(began))
     }
 
-    /// Memory, keys, immediate data, counters and errors, in one line.
+    /// Returns memory, keys, immediate data, counters and errors, in one line.
     pub fn details(&self) -> String {
         let mut parts = Vec::new();
         let record = &self.record;

@@ -95,7 +95,7 @@ impl Decoded {
         }
     }
 
-    /// The fields as lines, without the summary.
+    /// Returns the fields as lines, without the summary.
     pub fn lines(&self, indent: &str) -> String {
         let width = |of: &dyn Fn(&Field) -> usize, most: usize| self.fields.iter().map(of).max().unwrap_or(0).min(most);
         let names = width(&|field| field.name.len(), 40);

@@ -32,7 +32,7 @@ impl Kind {
         Self::ALL.into_iter().find(|kind| kind.name() == name)
     }
 
-    /// The sizes that this kind of entry may have.
+    /// Returns the sizes that this kind of entry may have.
     fn sizes(self) -> &'static str {
         match self {
             Self::EfaWqe => "64 or 128 bytes",
@@ -65,8 +65,8 @@ impl Kind {
     }
 }
 
-/// Reads hexadecimal digits. Ignores spaces, colons, commas and underscores between them, `0x` before words, and everything up to a line's
-/// last `: `, so that it accepts lines from a debugger or the card's log.
+/// Reads hexadecimal digits. Ignores spaces, colons, commas and underscores between them, `0x` before words, and
+/// everything up to a line's last `: `, so that it accepts lines from a debugger or the card's log.
 pub fn bytes(text: &str) -> Result<Vec<u8>, String> {
     let mut digits = Vec::new();
     for line in text.lines() {

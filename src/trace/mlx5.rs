@@ -20,14 +20,15 @@ fn name(code: impl std::fmt::Debug) -> String {
     screaming(&format!("{code:?}"))
 }
 
-/// The names of the bits that are set.
+/// Returns the names of the bits that are set.
 fn names<T: Copy>(all: &[(T, &str)], has: impl Fn(T) -> bool) -> String {
     let set: Vec<&str> = all.iter().filter(|(bit, _)| has(*bit)).map(|(_, name)| *name).collect();
     if set.is_empty() { "none".into() } else { set.join(", ") }
 }
 
-/// Infers the queue pair's transport, which a work request does not name. A datagram's address vector has a flag where a message buffer
-/// over a connection has its address's highest bit, which is never set; inline data may have any bits there.
+/// Infers the queue pair's transport, which a work request does not name. A datagram's address vector has a flag where
+/// a message buffer over a connection has its address's highest bit, which is never set; inline data may have any bits
+/// there.
 fn transport(bytes: &[u8], opcode: Opcode) -> Transport {
     let vector: Option<AddressVector> = read(bytes, SEGMENT);
     let vector = vector.filter(|vector| vector.dqp_dct.get() & AddressVector::EXTENDED != 0);

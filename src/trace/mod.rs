@@ -35,7 +35,8 @@ pub struct TraceArgs {
     /// Prints JSON, one object per line.
     #[arg(long, conflicts_with = "chrome")]
     json: bool,
-    /// Writes a file for chrome://tracing or ui.perfetto.dev, with a span from each request to its completion. `-` is standard output.
+    /// Writes a file for chrome://tracing or ui.perfetto.dev, with a span from each request to its completion. `-` is
+    /// standard output.
     #[arg(long, value_name = "FILE")]
     chrome: Option<PathBuf>,
     /// Also prints the fields of each work request and completion entry.

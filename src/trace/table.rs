@@ -67,7 +67,7 @@ pub fn table(out: &mut impl Write, all: &Events, chosen: &[&Event], fields: bool
     )
 }
 
-/// An event as an object, with only the members that apply.
+/// Returns an event as an object, with only the members that apply.
 pub fn object(all: &Events, event: &Event) -> Value {
     let record = &event.record;
     let mut object = json!({

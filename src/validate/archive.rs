@@ -132,7 +132,8 @@ impl Redaction {
     fn of(hosts: impl IntoIterator<Item = String>, home: String) -> Redaction {
         let hosts = hosts.into_iter().map(|host| (host, "<host>"));
         let mut words: Vec<(String, &'static str)> = hosts.chain([(home, "<home>")]).collect();
-        // A short number as a host name cannot be told apart from a report's other numbers, and `/` is part of every path.
+        // A short number as a host name cannot be told apart from a report's other numbers, and `/` is part of every
+        // path.
         let is_short_number = |word: &str| word.len() <= SHORT && word.bytes().all(|byte| byte.is_ascii_digit());
         words.retain(|(word, _)| !is_short_number(word) && word != "/" && word != "localhost");
         words.sort_by_key(|(word, _)| std::cmp::Reverse(word.len()));
@@ -152,7 +153,8 @@ impl Redaction {
     }
 }
 
-/// Replaces `word` where it is not next to a letter or digit. In JSON, the letter of an escaped line end or tab doesn't count.
+/// Replaces `word` where it is not next to a letter or digit. In JSON, the letter of an escaped line end or tab doesn't
+/// count.
 fn replace_whole(text: &str, word: &str, by: &str) -> String {
     let mut result = String::with_capacity(text.len());
     let mut copied = 0;

@@ -16,8 +16,8 @@ use Kind::{May, Must};
 /// Observations' keys, with their kinds and the software card's values.
 pub type Expected = [(&'static str, Kind, &'static str)];
 
-/// Observations' keys, and the software card's values with two ranks, libfabric 1.17 and 4096-byte pages. A test compares them with what it
-/// observes.
+/// Observations' keys, and the software card's values with two ranks, libfabric 1.17 and 4096-byte pages. A test
+/// compares them with what it observes.
 #[rustfmt::skip]
 pub const SOFTWARE_CARD: &Expected = &[
     // First comes what differs between cards.
@@ -70,12 +70,12 @@ pub struct Row {
 }
 
 impl Row {
-    /// True if all ranks observed what the software card shows.
+    /// Returns whether all ranks observed what the software card shows.
     pub fn agrees(&self) -> bool {
         self.observed.iter().all(|value| value.as_deref() == Some(&*self.software_card))
     }
 
-    /// True if a rank observed something different and no difference is allowed.
+    /// Returns whether a rank observed something different and no difference is allowed.
     pub fn fails(&self) -> bool {
         self.must && !self.agrees()
     }
@@ -88,7 +88,7 @@ impl Row {
         }
     }
 
-    /// The observed value, or all ranks' values if they differ.
+    /// Returns the observed value, or all ranks' values if they differ.
     pub fn shown(&self) -> String {
         let texts: Vec<&str> = self.observed.iter().map(|value| value.as_deref().unwrap_or("not observed")).collect();
         match texts.split_first() {

@@ -1,7 +1,8 @@
-//! Checks the card below the plugin's context and kernels: what it reports about itself, and what it does with raw work requests.
+//! Checks the card below the plugin's context and kernels: what it reports about itself, and what it does with raw work
+//! requests.
 //!
-//! Queues, counters and memory are the plugin's, opened by the plugin's own code on the first card; the CPU writes the requests. If the
-//! device is a GPU, data and counters are in GPU memory.
+//! Queues, counters and memory are the plugin's, opened by the plugin's own code on the first card; the CPU writes the
+//! requests. If the device is a GPU, data and counters are in GPU memory.
 #![allow(unsafe_code)]
 
 use efa_dp_direct::cq::{self, Cqe};
@@ -181,7 +182,7 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
     Ok(())
 }
 
-/// All ranks' addresses: for each rank, the one for data and the one for signals.
+/// Returns all ranks' addresses: for each rank, the one for data and the one for signals.
 fn addresses(all: &[Value]) -> Result<Vec<EndpointAddress>, String> {
     let mut addresses = Vec::new();
     for (rank, block) in all.iter().enumerate() {
@@ -351,7 +352,8 @@ fn registrations(seen: &mut Observed, rail: &Rail, buffer: &dyn DeviceBuffer) ->
             Some(Ok(fd)) => {
                 let base = buffer.device_address() as *mut u8;
                 let region = Region::DmaBuf { fd: fd.as_fd(), offset: 0, len: buffer.len(), base };
-                // SAFETY: the region is dropped here, before the buffer, and there are no Rust references to the buffer.
+                // SAFETY: the region is dropped here, before the buffer, and there are no Rust references to the
+                // buffer.
                 shown(&unsafe { MemoryRegion::register_kind(&rail.domain, region, access, 3, kind) })
             }
         };
@@ -387,7 +389,7 @@ fn wait_for(buffer: &dyn DeviceBuffer, offset: usize, expected: u64, queue: &Que
     }
 }
 
-/// True if the area has the bytes of `rank`'s source, and zeros after short transfers.
+/// Returns whether the area has the bytes of `rank`'s source, and zeros after short transfers.
 fn arrived(
     buffer: &dyn DeviceBuffer,
     area: usize,
@@ -452,14 +454,15 @@ impl<'a> Queue<'a> {
         let queue = &raw mut self.qp.sq.wq;
         // SAFETY: the endpoint keeps its ring and doorbell mapped, and only this value uses them.
         unsafe { sq::start_batch(queue, 1) };
-        // SAFETY: as above; callers choose `N` to match the endpoint's request size, and slot 0 of the batch was reserved.
+        // SAFETY: as above; callers choose `N` to match the endpoint's request size, and slot 0 of the batch was
+        // reserved.
         unsafe { sq::place(queue, 0, request) };
         // SAFETY: as above.
         unsafe { sq::flush(queue) };
         Ok(())
     }
 
-    /// The request ids of the next `count` completions, in order; fewer if the time limit is reached.
+    /// Returns the request ids of the next `count` completions, in order; fewer if the time limit is reached.
     fn completions(&mut self, count: usize) -> Result<Vec<u64>, String> {
         let deadline = Instant::now() + WAIT;
         let mut ids = Vec::new();

@@ -7,14 +7,14 @@ use std::path::Path;
 /// The variables whose values go into a report.
 pub use crate::doctor::VARIABLES;
 
-/// The listed variables that are set, one per line.
+/// Returns the listed variables that are set, one per line.
 pub fn environment(redaction: &Redaction) -> String {
     let set =
         VARIABLES.iter().filter_map(|name| Some(format!("{name}={}\n", std::env::var_os(name)?.to_string_lossy())));
     redaction.apply(&set.collect::<String>())
 }
 
-/// Kernel release, architecture, processors, memory, instance type.
+/// Returns the kernel release, architecture, processors, memory, instance type.
 pub fn facts(redaction: &Redaction) -> String {
     let read = |path: &str| std::fs::read_to_string(path).unwrap_or_default().trim().to_owned();
     let line = |file: &str, key: &str| {
@@ -34,7 +34,7 @@ pub fn facts(redaction: &Redaction) -> String {
     redaction.apply(&text)
 }
 
-/// FI_PROVIDER_PATH with which this program finds the software card, which is next to the plugin.
+/// Returns the FI_PROVIDER_PATH with which this program finds the software card, which is next to the plugin.
 pub fn provider_path() -> String {
     let plugin = plugin_from_env();
     let directory = Path::new(&plugin).parent().unwrap_or(Path::new("."));

@@ -1,8 +1,8 @@
-//! `ferrogin validate --mlx5`: compares a ConnectX card with the software one, using the crate `mlx5` between two of the card's queue
-//! pairs.
+//! `ferrogin validate --mlx5`: compares a ConnectX card with the software one, using the crate `mlx5` between two of
+//! the card's queue pairs.
 //!
-//! Besides the crate's operations, it tries the variants on which public sources disagree (docs/mlx5-evidence.md). Each gets its own
-//! queue pairs, because a failure ends a queue pair.
+//! Besides the crate's operations, it tries the variants on which public sources disagree (docs/mlx5-evidence.md). Each
+//! gets its own queue pairs, because a failure ends a queue pair.
 #![allow(unsafe_code)]
 
 use super::expected::Expected;
@@ -115,7 +115,7 @@ impl End {
         self.qp.send().post(0, flags, request).map_err(|rejected| rejected.error.to_string())
     }
 
-    /// The next completion, or the error of a failed request.
+    /// Returns the next completion, or the error of a failed request.
     fn next(&mut self) -> Outcome<Cqe> {
         let until = Instant::now() + WAIT;
         let seen = loop {
@@ -168,7 +168,8 @@ fn write(owner: &End, peer: &mut End, to: u64, rkey: u32, at: usize) -> Outcome<
     if let Err(error) = peer.next() {
         return Ok(format!("access: {error}"));
     }
-    // The peer's completion says that the bytes are on their way to memory; a card on the same host has written them by then.
+    // The peer's completion says that the bytes are on their way to memory; a card on the same host has written them by
+    // then.
     Ok(if owner.read(at) == value { "bytes arrive" } else { "completes, and no byte moves" }.to_owned())
 }
 
@@ -252,8 +253,8 @@ fn window(device: &Arc<dyn Device>, then: Then, change: impl Fn(&mut Umr)) -> Ou
     write(&owner, &mut peer, to, rkey, at)
 }
 
-/// Writes enough for several laps of the peer's completion queue, created with or without compression. Returns whether every completion's
-/// owner bit, and whether its byte 62, match its lap.
+/// Writes enough for several laps of the peer's completion queue, created with or without compression. Returns whether
+/// every completion's owner bit, and whether its byte 62, match its lap.
 fn marks(device: &Arc<dyn Device>, compression: bool) -> Outcome<(bool, bool)> {
     let owner = End::new(device, device.create_cq(&CqAttr { entries: SLOTS, compression: false }).map_err(text)?)?;
     let mut peer = End::new(device, device.create_cq(&CqAttr { entries: SLOTS, compression }).map_err(text)?)?;
@@ -278,7 +279,8 @@ fn yes(is_so: bool) -> String {
     if is_so { "yes" } else { "no" }.into()
 }
 
-/// Returns a compressed queue's bytes after a burst of writes, for readers of the report, and what the driver reads there.
+/// Returns a compressed queue's bytes after a burst of writes, for readers of the report, and what the driver reads
+/// there.
 fn burst(device: &Arc<dyn Device>, cq: RawCq) -> Outcome<(String, String)> {
     let owner = End::new(device, device.create_cq(&CqAttr { entries: SLOTS, compression: false }).map_err(text)?)?;
     let mut peer = End::new(device, cq)?;

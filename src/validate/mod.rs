@@ -1,4 +1,5 @@
-//! `ferrogin validate`: runs, in one command, what needs hardware that the developers lack, and writes a report to send them.
+//! `ferrogin validate`: runs, in one command, what needs hardware that the developers lack, and writes a report to send
+//! them.
 //!
 //! | module | content |
 //! |---|---|
@@ -9,8 +10,8 @@
 //! | [`mlx5`] | `--mlx5`: a ConnectX card |
 //! | [`archive`] | the .tar.gz with its MANIFEST, and what it omits |
 //!
-//! The validation's ranks meet once. For each step, the children, which are ranks of their own job, meet at the same address. A child that
-//! fails, crashes or hangs ends only its step.
+//! The validation's ranks meet once. For each step, the children, which are ranks of their own job, meet at the same
+//! address. A child that fails, crashes or hangs ends only its step.
 
 mod archive;
 mod expected;
@@ -314,7 +315,7 @@ fn compared(done: &[Done]) -> Vec<Row> {
     if fidelity.iter().all(is_empty) { Vec::new() } else { expected::compare(expected::SOFTWARE_CARD, &fidelity) }
 }
 
-/// The comparison with its title.
+/// Returns the comparison with its title.
 fn comparison(rows: &[Row]) -> String {
     let mut text = "\nThe card compared with the software card\n".to_owned();
     write_rows(&mut text, rows);
@@ -413,7 +414,7 @@ fn all_have_gpus(bootstrap: &Bootstrap) -> Result<Result<String, String>, String
     Ok(all.fold(first, |first, other| first.and_then(|gpu| other.map(|_| gpu))))
 }
 
-/// Every step's variables, so that the steps use what the validation found.
+/// Returns every step's variables, so that the steps use what the validation found.
 fn step_settings(gpus: &Result<String, String>) -> Vec<(&'static str, String)> {
     let mut settings = vec![("NCCL_GIN_PLUGIN", plugin_from_env())];
     if gpus.is_err() {

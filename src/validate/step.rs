@@ -34,7 +34,7 @@ pub enum Kernels {
 }
 
 impl Kernels {
-    /// FERROGIN_DEVICE, and the suffix of the step's name.
+    /// Returns FERROGIN_DEVICE, and the suffix of the step's name.
     fn names(self) -> (&'static str, &'static str) {
         match self {
             Kernels::Cpu => ("cpu", ""),
@@ -46,7 +46,7 @@ impl Kernels {
 /// Scenarios for `--quick`: one for each kind of operation.
 const QUICK: [&str; 4] = ["value-signal", "put-signal", "get", "contexts"];
 
-/// All steps, in order; includes kernels as PTX if all ranks have a GPU.
+/// Returns all steps, in order; includes kernels as PTX if all ranks have a GPU.
 pub fn all(quick: bool, has_gpu: bool) -> Vec<Step> {
     let names = || SCENARIOS.iter().map(|scenario| scenario.name).filter(move |name| !quick || QUICK.contains(name));
     let mut steps = vec![Step::Doctor, Step::Fidelity];
@@ -70,7 +70,7 @@ impl Step {
         }
     }
 
-    /// The step's time limit.
+    /// Returns the step's time limit.
     pub fn limit(&self, quick: bool) -> Duration {
         Duration::from_secs(match (self, quick) {
             (Step::Perf(_), false) => 600,
@@ -102,7 +102,7 @@ impl Step {
         arguments
     }
 
-    /// perf's report, in its rank's directory: all ranks have the same arguments.
+    /// Returns perf's report, in its rank's directory: all ranks have the same arguments.
     fn report_of_perf(&self) -> Option<&'static str> {
         match self {
             Step::Perf(Kernels::Cpu) => Some("perf.json"),
@@ -206,7 +206,7 @@ fn judge(step: &Step, ended: &Ended, directory: &Path) -> Outcome {
     outcome
 }
 
-/// The doctor's problems, in one line.
+/// Returns the doctor's problems, in one line.
 fn problems(report: &Value) -> String {
     let findings = report["findings"].as_array().into_iter().flatten();
     let problems = findings.filter(|finding| finding["level"] == "problem");

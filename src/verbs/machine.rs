@@ -1,7 +1,7 @@
 //! Shows the cards in /sys and /dev as on a machine that has them, in a mount namespace for this process.
 //!
-//! The kernel doesn't let programs add entries to sysfs. So a temporary file system covers each directory in [`COVERED`]: it has the cards'
-//! entries, and mounts of everything else that was there.
+//! The kernel doesn't let programs add entries to sysfs. So a temporary file system covers each directory in
+//! [`COVERED`]: it has the cards' entries, and mounts of everything else that was there.
 
 use std::collections::HashSet;
 use std::ffi::OsString;
@@ -142,12 +142,12 @@ fn others(cards: u32) -> HashSet<OsString> {
     (cards..MAX_NICS).flat_map(names).map(OsString::from).collect()
 }
 
-/// A card's PCI address, as set by `emulators/soft-verbs/link.sh`.
+/// Returns a card's PCI address, as set by `emulators/soft-verbs/link.sh`.
 fn address(card: u32) -> String {
     format!("0000:{:02x}:00.0", card + 16)
 }
 
-/// Its bus, as set there too.
+/// Returns its bus, as set there too.
 fn bus(card: u32) -> String {
     format!("0000:{:02x}", card + 16)
 }
@@ -172,7 +172,8 @@ fn copy(from: &Path, to: &Path, others: &HashSet<OsString>) -> io::Result<()> {
     Ok(())
 }
 
-/// Adds what depends on the machine and the settings, and the statistics, which the cards of all processes in the namespace update.
+/// Adds what depends on the machine and the settings, and the statistics, which the cards of all processes in the
+/// namespace update.
 fn describe(devices: &Path, config: &Config) -> io::Result<()> {
     let read = |name: &str| fs::read_to_string(Path::new("/sys/devices/system").join(name)).ok();
     let online = read("cpu/online").unwrap_or_else(|| "0\n".to_owned());
@@ -226,8 +227,8 @@ fn mask(list: &str) -> String {
     words.join(",") + "\n"
 }
 
-/// Adds the cards' character devices. Programs look for them and open them, but the card's library uses none, so /dev/null stands in for
-/// each.
+/// Adds the cards' character devices. Programs look for them and open them, but the card's library uses none, so
+/// /dev/null stands in for each.
 fn add_devices(dev: &Path, cards: u32) -> Result<(), Refusal> {
     let directory = dev.join("infiniband");
     DirBuilder::new().mode(0o755).create(&directory).map_err(at(&directory))?;

@@ -19,12 +19,12 @@ impl Count {
         self.skips.extend(other.skips);
     }
 
-    /// Whether a test passed and none failed.
+    /// Returns whether a test passed and none failed.
     pub fn success(&self) -> bool {
         self.failures.is_empty() && self.passed > 0
     }
 
-    /// What was skipped and what failed, one per line; the last line has the totals.
+    /// Returns what was skipped and what failed, one per line; the last line has the totals.
     pub fn summary(&self) -> String {
         let skips = self.skips.iter().map(|skip| format!("skipped: {skip}\n"));
         let failures = self.failures.iter().map(|failure| format!("failed: {failure}\n"));
@@ -35,8 +35,9 @@ impl Count {
 
 /// Counts the tests in the output of a stage that ended with `success`.
 ///
-/// libtest prints `test result: ok. 3 passed; …` for each program; to libtest, a test that prints `SKIP name: why` and returns has passed.
-/// A script prints `PASS name`, `FAIL name` or `SKIP name: why` for each test, and ends with `word: 3 passed, 0 failed, 1 skipped`.
+/// libtest prints `test result: ok. 3 passed; …` for each program; to libtest, a test that prints `SKIP name: why` and
+/// returns has passed. A script prints `PASS name`, `FAIL name` or `SKIP name: why` for each test, and ends with `word:
+/// 3 passed, 0 failed, 1 skipped`.
 pub fn count(stage: &str, output: &str, success: bool) -> Count {
     let (mut programs, mut script) = (0, None);
     let mut count = Count::default();
@@ -66,7 +67,7 @@ pub fn count(stage: &str, output: &str, success: bool) -> Count {
     count
 }
 
-/// The output lines that are about failures, indented so that readers of test results don't count them again.
+/// Returns the output lines that are about failures, indented so that readers of test results don't count them again.
 pub fn without_passed(output: &str) -> String {
     let dull = |line: &&str| {
         let passed = ["PASS ", "SKIP ", "test result: ok. ", "running "].iter().any(|word| line.starts_with(word));
@@ -75,17 +76,17 @@ pub fn without_passed(output: &str) -> String {
     output.lines().filter(|line| !dull(line)).map(|line| format!("    {line}\n")).collect()
 }
 
-/// The name in a line like `test NAME ... RESULT`.
+/// Returns the name in a line like `test NAME ... RESULT`.
 fn result_of<'a>(line: &'a str, result: &str) -> Option<&'a str> {
     line.strip_prefix("test ")?.strip_suffix(result)?.strip_suffix(" ... ")
 }
 
-/// The last number before `word`.
+/// Returns the last number before `word`.
 fn number_before(text: &str, word: &str) -> Option<usize> {
     text.split_once(word)?.0.rsplit(' ').next()?.parse().ok()
 }
 
-/// The number of passed tests in a line like `word: 3 passed, 0 failed, 1 skipped`.
+/// Returns the number of passed tests in a line like `word: 3 passed, 0 failed, 1 skipped`.
 fn closing_line(line: &str) -> Option<u64> {
     let (word, counts) = line.split_once(": ")?;
     let [passed, failed, skipped] = counts.split(", ").collect::<Vec<_>>().try_into().ok()?;

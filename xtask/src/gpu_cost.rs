@@ -79,7 +79,7 @@ const THREAD: u64 = 0x200;
 const SIGNAL: u64 = 1 << 32 | 1;
 
 impl Operation {
-    /// The function's name, and its arguments' widths.
+    /// Returns the function's name, and its arguments' widths.
     fn function(self) -> (&'static str, &'static [u32]) {
         match self {
             Self::Put | Self::PutAggregate | Self::PutSignal | Self::PutSignalCta | Self::PutSignalThread => {
@@ -143,7 +143,8 @@ impl Operation {
         }
     }
 
-    /// The code that makes the call behind the fast path, if its result asks for one: what `ferrogin/post.cuh` compiles to.
+    /// Returns the code that makes the call behind the fast path, if its result asks for one: what `ferrogin/post.cuh`
+    /// compiles to.
     fn continuation(self) -> Option<String> {
         // The bytes are an argument of the fast path.
         let bytes = match self {
@@ -168,17 +169,17 @@ impl Operation {
         Some(call)
     }
 
-    /// Whether only one thread may make the call at a time.
+    /// Returns whether only one thread may make the call at a time.
     fn is_of_one_thread(self) -> bool {
         matches!(self, Self::PutSignalThread | Self::PutValueSignalThread | Self::SignalThread)
     }
 
-    /// Whether the context's signals are emulated.
+    /// Returns whether the context's signals are emulated.
     fn is_emulated(self) -> bool {
         matches!(self, Self::KernelPutMemorySignal | Self::KernelPutValueMemorySignal | Self::KernelMemorySignal)
     }
 
-    /// The preceding call, which is not counted: it absorbs the cost of a first call.
+    /// Returns the preceding call, which is not counted: it absorbs the cost of a first call.
     fn before(self) -> Self {
         if self == Self::Flush { Self::Put } else { self }
     }
@@ -301,7 +302,7 @@ fn measure(loaded: &Loaded, operation: Operation, policy: u32, threads: u32, see
     Ok(costs)
 }
 
-/// A line of the table: the operation, then the cells.
+/// Returns a line of the table: the operation, then the cells.
 fn line(name: &str, cells: [&str; 7]) -> String {
     let [trips, instr, loads, stores, atomics, bells, fences] = cells;
     format!("{name:<30}{trips:>9}{instr:>6}{loads:>6}{stores:>7}{atomics:>7}{bells:>6}{fences:>9}\n")

@@ -49,11 +49,11 @@ enum Task {
         #[arg(value_name = "STAGE", value_parser = PossibleValuesParser::new(stages::SOAK.iter().map(|stage| stage.0)))]
         stages: Vec<String>,
     },
-    /// Makes the checked-in PTX, bitcode and headers from the sources again. Debian's rustc-web, cargo-web and rust-web-src make the same bytes
-    /// everywhere.
+    /// Makes the checked-in PTX, bitcode and headers from the sources again. Debian's rustc-web, cargo-web and
+    /// rust-web-src make the same bytes everywhere.
     Ptx,
-    /// Prints what operations of the device code cost a GPU thread: dependent memory round trips, instructions, atomics, fences. The device
-    /// code runs as PTX in the software GPU's interpreter: docs/gpu-cost.md.
+    /// Prints what operations of the device code cost a GPU thread: dependent memory round trips, instructions,
+    /// atomics, fences. The device code runs as PTX in the software GPU's interpreter: docs/gpu-cost.md.
     GpuCost(gpu_cost::CostArgs),
 }
 

@@ -1,4 +1,5 @@
-//! `cargo xtask ptx`: regenerates the checked-in PTX, its bitcode, the header of its inline functions, and the scenarios' kernels.
+//! `cargo xtask ptx`: regenerates the checked-in PTX, its bitcode, the header of its inline functions, and the
+//! scenarios' kernels.
 
 use ferrogin_ptx::{self as compile, CHECKED_IN, CHECKED_IN_BITCODE, Compiler, bitcode, inline, kernels};
 use std::path::{Path, PathBuf};

@@ -15,8 +15,8 @@ const WORKERS: usize = 2;
 /// A stage that runs longer than this hangs.
 const HANG_LIMIT: Duration = Duration::from_secs(3600);
 
-/// Runs a command with an empty `/proc/kallsyms`, if that is allowed. libfabric's verbs provider reads this file twice in each process,
-/// which takes 0.1 s, longer than many tests.
+/// Runs a command with an empty `/proc/kallsyms`, if that is allowed. libfabric's verbs provider reads this file twice
+/// in each process, which takes 0.1 s, longer than many tests.
 const WITHOUT_KERNEL_SYMBOLS: [&str; 6] =
     ["unshare", "--mount", "sh", "-c", "mount --bind /dev/null /proc/kallsyms; exec \"$@\"", "sh"];
 static MAY_MOUNT: LazyLock<bool> = LazyLock::new(|| {
@@ -38,13 +38,13 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// A command whose output has test results.
+    /// Returns a command whose output has test results.
     pub fn of_tests<A: Into<OsString>>(name: &'static str, command: impl IntoIterator<Item = A>) -> Stage {
         let command = command.into_iter().map(Into::into).collect();
         Stage { name, after: None, command, envs: Vec::new(), is_test: false }
     }
 
-    /// A command that counts as one test.
+    /// Returns a command that counts as one test.
     pub fn test<A: Into<OsString>>(name: &'static str, command: impl IntoIterator<Item = A>) -> Stage {
         Stage { is_test: true, ..Stage::of_tests(name, command) }
     }

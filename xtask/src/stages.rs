@@ -7,8 +7,8 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// fuzz-harness has its own stage: it turns on a feature of the emulators, which would then be compiled twice and documented with their
-/// private parts.
+/// fuzz-harness has its own stage: it turns on a feature of the emulators, which would then be compiled twice and
+/// documented with their private parts.
 const WORKSPACE_TESTS: &[&str] = &["test", "--release", "--workspace", "--exclude", "fuzz-harness", "--locked"];
 
 /// `make test`: every crate's tests, and those of the clients in other languages with one configuration each.
@@ -154,18 +154,18 @@ pub fn soak(name: &'static str, round: u64, root: &Path, dist: &Path) -> Stage {
     stage.env("FERROGIN_SOAK", "1")
 }
 
-/// A test script, which gets `make build`'s directory.
+/// Returns a test script, which gets `make build`'s directory.
 fn script(name: &'static str, root: &Path, path: &str, dist: &Path) -> Stage {
     Stage::of_tests(name, [root.join(path).as_os_str(), dist.as_os_str()])
 }
 
-/// A cargo command with `arguments`.
+/// Returns a cargo command with `arguments`.
 fn cargo(arguments: &[&str]) -> Vec<OsString> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     std::iter::once(cargo).chain(arguments.iter().map(OsString::from)).collect()
 }
 
-/// The workspace's tests, with additional arguments for cargo and for the test programs.
+/// Returns the workspace's tests, with additional arguments for cargo and for the test programs.
 fn workspace_tests(name: &'static str, dist: &Path, for_cargo: &[&str], for_tests: &[&str]) -> Stage {
     let command = cargo(&[WORKSPACE_TESTS, &["--no-fail-fast"], for_cargo, &["--"], for_tests].concat());
     // The processes of a multi-process test wait for each other.
@@ -173,7 +173,7 @@ fn workspace_tests(name: &'static str, dist: &Path, for_cargo: &[&str], for_test
     Stage::of_tests(name, command).env("FERROGIN_DIST", dist).env("RUST_TEST_THREADS", threads.to_string())
 }
 
-/// A libfabric newer than the system's: FERROGIN_LIBFABRIC_ALT, or the one that the script fetches.
+/// Returns a libfabric newer than the system's: FERROGIN_LIBFABRIC_ALT, or the one that the script fetches.
 fn second_libfabric(root: &Path) -> Result<OsString, String> {
     if let Some(path) = std::env::var_os("FERROGIN_LIBFABRIC_ALT") {
         return Ok(path);

@@ -11,7 +11,7 @@ fn costs(args: &[&str]) -> (bool, String) {
     (output.status.success(), text)
 }
 
-/// The rows of the group `policy, N threads:`, by operation.
+/// Returns the rows of the group `policy, N threads:`, by operation.
 fn rows(table: &str, group: &str) -> BTreeMap<String, Vec<String>> {
     let lines = table.lines().skip_while(|line| *line != group).skip(1).take_while(|line| !line.ends_with(':'));
     let cells = lines.map(|line| line.split(['/', ' ']).filter(|cell| !cell.is_empty()).map(str::to_owned));
