@@ -1,4 +1,5 @@
-//! Contexts over plain memory: a description for [`ferrogin_ffi::block`], which `createContext` uses too, with defaults for tests.
+//! Contexts over plain memory: a description for [`ferrogin_ffi::block`], which `createContext` uses too, with defaults
+//! for tests.
 // The loom models have no contexts.
 #![cfg(not(loom))]
 #![allow(unsafe_code, missing_docs)]
@@ -83,7 +84,7 @@ impl Ring {
         if self.wide { 128 } else { 64 }
     }
 
-    /// The bytes of one slot.
+    /// Returns the bytes of one slot.
     pub fn slot(&self, i: usize) -> Vec<u8> {
         let words = self.bytes() / 8;
         // SAFETY: leaked memory of `spec_entries` slots; no thread posts while a test reads.
@@ -103,7 +104,7 @@ impl Ring {
         field(offset_of!(WqV0, wqes_completed)).store(end, Ordering::Relaxed);
     }
 
-    /// The cursors that NCCL's device code sees: reserved, released, rung.
+    /// Returns the cursors that NCCL's device code sees: reserved, released, rung.
     pub fn cursors(&self) -> [u32; 3] {
         // SAFETY: the queue is in the leaked endpoint, and no thread posts while a test reads.
         let wq = unsafe { self.queue.read_volatile() };

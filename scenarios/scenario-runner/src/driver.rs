@@ -19,8 +19,8 @@ pub(crate) fn check(call: &str, result: cu::CUresult) -> Result<(), String> {
 /// Calls a driver function and checks the result.
 macro_rules! cuda {
     ($function:ident($($arg:expr),* $(,)?)) => {{
-        // SAFETY: the driver is loaded, every pointer is to a live variable of the type the call takes, and every handle
-        // came from the driver.
+        // SAFETY: the driver is loaded, every pointer is to a live variable of the type the call takes, and every
+        // handle came from the driver.
         check(stringify!($function), unsafe { cu::$function($($arg),*) })
     }};
 }

@@ -1,7 +1,7 @@
 //! Runs the programs as kernels on a GPU, through the CUDA driver, which is loaded at run time.
 //!
-//! The driver links three PTX modules: the programs, their calls to `gin.cuh`, and the device code that ships. Another build can replace
-//! the second one, and an image of machine code can replace all three.
+//! The driver links three PTX modules: the programs, their calls to `gin.cuh`, and the device code that ships. Another
+//! build can replace the second one, and an image of machine code can replace all three.
 #![allow(unsafe_code)]
 
 use crate::RunError;
@@ -48,7 +48,8 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// The group, and the grid's blocks and threads per block, for `lanes` programs in the sharing mode of `plan`.
+    /// Returns the group, and the grid's blocks and threads per block, for `lanes` programs in the sharing mode of
+    /// `plan`.
     fn grid(&self, plan: &Plan, lanes: u32) -> (Threads, u32, u32) {
         let is_cta = plan.sharing & CTA != 0;
         let in_one = lanes > 1 && (self.packed || is_cta);
@@ -64,7 +65,8 @@ impl Launch {
     }
 }
 
-/// Returns the runner for the device that the plugin chooses with FERROGIN_DEVICE: kernels on a GPU, or threads of this process.
+/// Returns the runner for the device that the plugin chooses with FERROGIN_DEVICE: kernels on a GPU, or threads of this
+/// process.
 ///
 /// # Errors
 /// There is no such device, or the driver refuses the kernels.
@@ -78,8 +80,8 @@ pub fn runner_from_env(launch: Launch) -> Result<Box<dyn Runner>, RunError> {
     })
 }
 
-/// Opens the device that the settings choose; with several GPUs, the one for this rank's local rank. Its context becomes current on this
-/// thread, because the plugin takes the GPU of the current context, which NCCL sets.
+/// Opens the device that the settings choose; with several GPUs, the one for this rank's local rank. Its context
+/// becomes current on this thread, because the plugin takes the GPU of the current context, which NCCL sets.
 ///
 /// # Errors
 /// There is no such device.
@@ -121,7 +123,7 @@ fn read(path: &Path) -> Result<Vec<u8>, String> {
     std::fs::read(path).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// A kernel's parameters, as the address of each.
+/// Returns a kernel's parameters, as the address of each.
 fn addresses<const N: usize>(parameters: [&mut u64; N]) -> [*mut c_void; N] {
     parameters.map(|parameter| (&raw mut *parameter).cast())
 }
@@ -225,7 +227,8 @@ impl Gpu {
         for plan in plans.iter_mut().filter(|plan| !plan.samples.is_null()) {
             let bytes = (plan.reps - plan.warmup) as usize * size_of::<u64>();
             let buffer = self.shared(bytes)?;
-            // SAFETY: the caller's array has an element for each repetition after the warm-up, and no other thread uses it.
+            // SAFETY: the caller's array has an element for each repetition after the warm-up, and no other thread uses
+            // it.
             let target = unsafe { std::slice::from_raw_parts_mut(plan.samples.cast::<u8>(), bytes) };
             plan.samples = buffer.device_address() as *mut u64;
             samples.push((buffer, target));

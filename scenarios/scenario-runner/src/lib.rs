@@ -1,10 +1,12 @@
 //! Scenarios for two or more ranks, run on CPU threads or as kernels on a GPU, through the plugin.
 //!
-//! A scenario is a row of [`scenario::SCENARIOS`]: a few [`step`]s. Each step sets up the window, runs a device [`program`] on all ranks at
-//! once, and compares the ranks' results. Programs use only the device API, plain memory and their [`plan::Plan`]. They are in the crate
-//! `scenario-kernels`, which compiles for CPU threads and to PTX; the [`runner::Runner`]s launch them.
+//! A scenario is a row of [`scenario::SCENARIOS`]: a few [`step`]s. Each step sets up the window, runs a device
+//! [`program`] on all ranks at once, and compares the ranks' results. Programs use only the device API, plain memory
+//! and their [`plan::Plan`]. They are in the crate `scenario-kernels`, which compiles for CPU threads and to PTX; the
+//! [`runner::Runner`]s launch them.
 //!
-//! [`world`] holds a rank's communicator, window and contexts. [`measure`] measures latencies and rates with the loops of [`timed`].
+//! [`world`] holds a rank's communicator, window and contexts. [`measure`] measures latencies and rates with the loops
+//! of [`timed`].
 
 mod driver;
 pub mod gpu;

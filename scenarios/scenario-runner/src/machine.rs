@@ -35,7 +35,7 @@ impl fmt::Display for Machine {
 }
 
 impl Machine {
-    /// The GPU that the plugin would use.
+    /// Returns the GPU that the plugin would use.
     ///
     /// # Errors
     /// There is no GPU or no driver, or the GPU or its driver is too old for the GPU tests.
@@ -47,7 +47,7 @@ impl Machine {
         Ok(machine)
     }
 
-    /// The GPU with this number; the driver must be loaded.
+    /// Returns the GPU with this number; the driver must be loaded.
     pub(crate) fn of(ordinal: cu::CUdevice) -> Result<Machine, String> {
         use cu::CUdevice_attribute::{
             CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR as MAJOR,
@@ -108,7 +108,7 @@ impl Machine {
     }
 }
 
-/// The software GPU's release, if it is the driver. NVIDIA's driver doesn't know this function.
+/// Returns the software GPU's release, if it is the driver. NVIDIA's driver doesn't know this function.
 fn software_gpu() -> Option<String> {
     let (mut function, mut found) = (null_mut(), cu::CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS);
     cuda!(cuGetProcAddress_v2(c"cuSoftGpuRelease".as_ptr(), &mut function, 12080, 0, &mut found)).ok()?;
@@ -121,13 +121,14 @@ fn software_gpu() -> Option<String> {
     Some(unsafe { CStr::from_ptr(version()) }.to_string_lossy().into_owned())
 }
 
-/// Two numbers with a point between them.
+/// Returns two numbers with a point between them.
 fn pair(text: &str) -> Option<(c_int, c_int)> {
     let (major, minor) = text.split_once('.')?;
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// The first CUDA release whose driver supports a PTX version, according to the release notes in NVIDIA's PTX manual.
+/// Returns the first CUDA release whose driver supports a PTX version, according to the release notes in NVIDIA's PTX
+/// manual.
 fn release_of(version: (c_int, c_int)) -> (c_int, c_int) {
     match version {
         (8, minor @ 0..=5) => (12, minor),

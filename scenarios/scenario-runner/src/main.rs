@@ -16,15 +16,16 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-/// Runs scenarios between the ranks of a job, through the plugin of NCCL_GIN_PLUGIN, of FERROGIN_DIST, or of this program's
-/// directory. Under an mpirun the program is one rank; otherwise it launches the ranks.
+/// Runs scenarios between the ranks of a job, through the plugin of NCCL_GIN_PLUGIN, of FERROGIN_DIST, or of this
+/// program's directory. Under an mpirun the program is one rank; otherwise it launches the ranks.
 #[derive(Debug, Parser)]
 #[command(version)]
 struct Args {
     /// Print the scenarios and the workloads and exit.
     #[arg(long)]
     list: bool,
-    /// Run only this scenario or workload; may be given several times. Workloads need FERROGIN_SIGNALS=emulated, and run only by name.
+    /// Run only this scenario or workload; may be given several times. Workloads need FERROGIN_SIGNALS=emulated, and
+    /// run only by name.
     #[arg(long, value_name = "NAME")]
     only: Vec<String>,
     /// Repetitions of each step.
@@ -66,8 +67,8 @@ struct Args {
     /// On a GPU: the memory of the window, which is one allocation, several side by side, or memory of the host.
     #[arg(long, default_value = "whole", value_parser = one_of(&MEMORIES))]
     memory: WindowMemory,
-    /// Print the GPU and its driver and exit. The status is 3, with the reason, if there is no GPU, or if it is older than compute
-    /// capability 7.5 or its driver older than the PTX.
+    /// Print the GPU and its driver and exit. The status is 3, with the reason, if there is no GPU, or if it is older
+    /// than compute capability 7.5 or its driver older than the PTX.
     #[arg(long)]
     gpu: bool,
 }

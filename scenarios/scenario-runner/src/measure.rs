@@ -52,7 +52,7 @@ fn plan(world: &World, program: Program, operation: Operation, bytes: u32, reps:
     Plan { bytes, measured, ..plan }
 }
 
-/// Median and 99th percentile of the latency.
+/// Returns the median and 99th percentile of the latency.
 fn one_way(world: &World, operation: Operation, bytes: u32, reps: u32) -> Result<(u64, u64), RunError> {
     let warmup = reps / 10;
     let mut samples = vec![0u64; reps as usize];
@@ -75,7 +75,7 @@ fn stream(world: &World, operation: Operation, bytes: u32, burst: u32, reps: u32
     Ok(f64::from(reps) * 1e9 / elapsed as f64)
 }
 
-/// The table as text.
+/// Returns the table as text.
 pub fn render(rows: &[Row]) -> String {
     let mut text = format!(
         "{:<24} {:>9} {:>11} {:>11} {:>11} {:>9}\n",

@@ -9,10 +9,10 @@ use mini_nccl::DeviceMemory;
 
 /// Runs one rank's device programs at once, each in its own thread or group of threads.
 pub trait Runner {
-    /// The name for messages: "kernels on ...".
+    /// Returns the name for messages: "kernels on ...".
     fn name(&self) -> String;
 
-    /// The GPU, if there is one.
+    /// Returns the GPU, if there is one.
     fn gpu(&self) -> Option<&Machine> {
         None
     }

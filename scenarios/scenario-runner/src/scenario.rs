@@ -6,7 +6,7 @@ use crate::step::{CTA, Order, Step, THREAD};
 use crate::world::World;
 
 impl Scenario {
-    /// True if it is one of [`WORKLOADS`].
+    /// Returns whether it is one of [`WORKLOADS`].
     pub fn is_workload(&self) -> bool {
         self.steps.iter().any(|step| step.program.is_workload())
     }
@@ -173,7 +173,8 @@ pub const SCENARIOS: &[Scenario] = &[
     },
 ];
 
-/// The patterns of programs that need emulated signals (FERROGIN_SIGNALS=emulated) and more contexts than the scenarios.
+/// The patterns of programs that need emulated signals (FERROGIN_SIGNALS=emulated) and more contexts than the
+/// scenarios.
 pub const WORKLOADS: &[Scenario] = &[
     Scenario {
         name: "barriers",

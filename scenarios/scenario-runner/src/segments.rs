@@ -1,5 +1,5 @@
-//! Window memory as PyTorch and NCCL make it, in place of the plugin's own: several allocations side by side, as PyTorch's expandable
-//! segments are, or memory of a NUMA node of the host, as NCCL's queues are.
+//! Window memory as PyTorch and NCCL make it, in place of the plugin's own: several allocations side by side, as
+//! PyTorch's expandable segments are, or memory of a NUMA node of the host, as NCCL's queues are.
 #![allow(unsafe_code)]
 
 use crate::driver::{check, cuda};

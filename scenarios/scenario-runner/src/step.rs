@@ -14,7 +14,7 @@ pub enum Order {
 }
 
 impl Order {
-    /// The turn of one rank.
+    /// Returns the turn of one rank.
     pub fn turn(self, rank: usize, nranks: usize) -> Turn {
         let begins = match self {
             Order::FirstBegins => rank == 0,

@@ -25,8 +25,8 @@ pub struct Config {
     pub queue_depth: i32,
     /// Time limit of one wait in a program.
     pub deadline: Duration,
-    /// Threads per rank, at most [`MAX_LANES`], in steps that have several threads on a context; by default, the step's own number. All
-    /// threads together send as many values as those of the step.
+    /// Threads per rank, at most [`MAX_LANES`], in steps that have several threads on a context; by default, the step's
+    /// own number. All threads together send as many values as those of the step.
     pub lanes: Option<u32>,
     /// Whether to create the contexts and signals for workloads too.
     pub workloads: bool,
@@ -35,7 +35,8 @@ pub struct Config {
 }
 
 impl Config {
-    /// The plugin from [`plugin_from_env`]; layout 2, 64 slots, and a deadline of 30 s, or FERROGIN_TIMEOUT if that is less. No workloads.
+    /// Returns the plugin from [`plugin_from_env`]; layout 2, 64 slots, and a deadline of 30 s, or FERROGIN_TIMEOUT if
+    /// that is less. No workloads.
     pub fn from_env() -> Config {
         let deadline = mini_nccl::timeout_from_env().min(Duration::from_secs(30));
         let plugin = plugin_from_env();
@@ -44,8 +45,9 @@ impl Config {
     }
 }
 
-/// The value of NCCL_GIN_PLUGIN, or the plugin's path in FERROGIN_DIST, in the executable's directory, or in a library directory next to
-/// that, in this order. `make install` puts the executable in `bin` and the plugin in `lib`, or in LIBDIR.
+/// Returns the value of NCCL_GIN_PLUGIN, or the plugin's path in FERROGIN_DIST, in the executable's directory, or in a
+/// library directory next to that, in this order. `make install` puts the executable in `bin` and the plugin in `lib`,
+/// or in LIBDIR.
 pub fn plugin_from_env() -> String {
     const PLUGIN: &str = "libnccl-gin-ferrogin.so";
     if let Some(list) = std::env::var("NCCL_GIN_PLUGIN").ok().filter(|list| !list.is_empty()) {
@@ -84,8 +86,8 @@ pub struct World {
 }
 
 impl World {
-    /// Collective: loads the plugin, connects, registers a window and creates contexts. From then on, a rank waits for the others as long
-    /// as `bootstrap`'s timeout plus four of the configuration's deadlines.
+    /// Collective: loads the plugin, connects, registers a window and creates contexts. From then on, a rank waits for
+    /// the others as long as `bootstrap`'s timeout plus four of the configuration's deadlines.
     ///
     /// # Errors
     /// A call to the plugin fails, or a rank is missing.
@@ -104,7 +106,8 @@ impl World {
             return Err(RunError::Usage(format!("workloads take at most {most} ranks, but this job has {nranks}")));
         }
         let plugin = Plugin::find(&config.plugin)?;
-        // A step takes as long as its slowest rank, which may wait several times. If a rank dies, the bootstrap notices at once.
+        // A step takes as long as its slowest rank, which may wait several times. If a rank dies, the bootstrap notices
+        // at once.
         let timeout = bootstrap.timeout() + config.deadline * 4;
         let bootstrap = bootstrap.with_timeout(timeout);
         let comm = Comm::init(&plugin, Arc::new(bootstrap), 0)?;
@@ -137,32 +140,33 @@ impl World {
         Ok(world)
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> usize {
         self.comm.rank()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn nranks(&self) -> usize {
         self.comm.nranks()
     }
 
-    /// The communicator.
+    /// Returns the communicator.
     pub fn comm(&self) -> &Comm {
         &self.comm
     }
 
-    /// The value endpoint's send queue slots.
+    /// Returns the value endpoint's send queue slots.
     pub fn ring_slots(&self) -> u32 {
         self.ring_slots
     }
 
-    /// What runs the programs.
+    /// Returns what runs the programs.
     pub fn runner(&self) -> &dyn Runner {
         &*self.runner
     }
 
-    /// Collective: zeroes the window except its guards, and resets signals and counters. Returns when all ranks have done so.
+    /// Collective: zeroes the window except its guards, and resets signals and counters. Returns when all ranks have
+    /// done so.
     fn prepare(&self) -> Result<(), RunError> {
         self.comm.barrier()?;
         self.memory.fill(0);
@@ -194,7 +198,7 @@ impl World {
         if step.lanes > 1 && !step.spread { self.lanes.unwrap_or(step.lanes) } else { step.lanes }
     }
 
-    /// The plan of a step for thread `lane` of this rank.
+    /// Returns the plan of a step for thread `lane` of this rank.
     pub fn plan(&self, step: &Step, reps: u32, lane: u32) -> Plan {
         Plan {
             program: step.program,

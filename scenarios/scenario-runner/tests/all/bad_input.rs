@@ -1,4 +1,5 @@
-//! Invalid settings and arguments: each causes an error and a WARN line with cause and fix, and nothing hangs or crashes.
+//! Invalid settings and arguments: each causes an error and a WARN line with cause and fix, and nothing hangs or
+//! crashes.
 
 use crate::common::{child, dist, must_pass, not_over_efa, over_efa, report, role, scenarios};
 use ferrogin_ffi::nccl::{self, GinConfigV14, GinV14};
@@ -42,7 +43,8 @@ fn invalid_settings_are_refused() {
     ] {
         must_fail(scenarios(&dist, 2).env(name, value).args(["--only", "value-poll"]), &[name, value, fix]);
     }
-    // The card cannot write to NCCL's log: the plugin names the setting there, and the card its valid values on standard error.
+    // The card cannot write to NCCL's log: the plugin names the setting there, and the card its valid values on
+    // standard error.
     for (name, value, fix) in [
         ("SOFTEFA_WIRE", "pigeon", "must be shm or tcp"),
         ("SOFTEFA_FAULTS", "gremlins=1", "reorder"),

@@ -1,5 +1,5 @@
-//! A card that fails requests, stops, or has too few counters, and a process at one of its limits: the error names cause and fix, and no
-//! wait hangs. tests/foreign has the same table for NCCL's own device code.
+//! A card that fails requests, stops, or has too few counters, and a process at one of its limits: the error names
+//! cause and fix, and no wait hangs. tests/foreign has the same table for NCCL's own device code.
 #![allow(unsafe_code)]
 
 use crate::common::{ONE_CONTEXT, child, dist, over_efa, report, role};

@@ -1,5 +1,5 @@
-//! SIGKILL or SIGSTOP to one rank at a seeded moment of set-up, traffic or teardown. The other ranks end on their own, and no message
-//! blames a rank other than the killed or stopped one.
+//! SIGKILL or SIGSTOP to one rank at a seeded moment of set-up, traffic or teardown. The other ranks end on their own,
+//! and no message blames a rank other than the killed or stopped one.
 
 use crate::common::{ONE_CONTEXT, child, dist, over_efa, report, role};
 use ferrogin_device::{Action, Context, Flags, Window as DeviceWindow};
@@ -19,7 +19,8 @@ const NAME: &str = "rank_killed_or_stopped_is_named";
 const JOBS: [usize; 2] = [12, 20];
 /// The ranks' FERROGIN_TIMEOUT, in seconds: a rank that is silent for a quarter of it is reported.
 const TIMEOUT: u64 = 20;
-/// The file that a rank waits for after it has noticed the fault: closing takes its endpoints away from ranks that have not noticed yet.
+/// The file that a rank waits for after it has noticed the fault: closing takes its endpoints away from ranks that have
+/// not noticed yet.
 const RELEASE: &str = "FERROGIN_TEST_RELEASE";
 /// Spinning processes per core, under load.
 const SPINNERS: usize = 4;
@@ -201,7 +202,8 @@ fn has_line(running: &Running, rank: usize, start: &str) -> bool {
     running.captured().iter().any(|line| line.rank == Some(rank) && line.text.starts_with(start))
 }
 
-/// The ranks that a message from the plugin blames. A rank that closed its communicator, or that passes on a report, is not blamed.
+/// Returns the ranks that a message from the plugin blames. A rank that closed its communicator, or that passes on a
+/// report, is not blamed.
 fn blamed(message: &str) -> Vec<usize> {
     let mut ranks = Vec::new();
     for (at, word) in message.match_indices("rank ") {

@@ -1,5 +1,5 @@
-//! SIGKILL to a rank at any moment, even during set-up: the other rank exits on its own, with an error, before its deadline. A rank that
-//! gets SIGTERM dies from it, and one that is stopped is named.
+//! SIGKILL to a rank at any moment, even during set-up: the other rank exits on its own, with an error, before its
+//! deadline. A rank that gets SIGTERM dies from it, and one that is stopped is named.
 
 use crate::common::{dist, over_efa, report, scenarios};
 use ferrogin_test_support::{repetitions, wait};
@@ -66,7 +66,8 @@ fn outcome_after(dist: &Path, signal: Signal, grace: Duration) -> Outcome {
     running.wait()
 }
 
-/// A handler installed by one of libfabric's libraries would catch the signal, and also SIGINT, which the tests' parent may ignore.
+/// A handler installed by one of libfabric's libraries would catch the signal, and also SIGINT, which the tests' parent
+/// may ignore.
 #[test]
 fn rank_dies_by_its_own_signal() {
     let Some(dist) = dist("rank_dies_by_its_own_signal") else { return };

@@ -1,5 +1,5 @@
-//! No files remain in /dev/shm or /tmp after success, or after a rank is killed. The test runs in its own mount namespace, where both
-//! directories start out empty.
+//! No files remain in /dev/shm or /tmp after success, or after a rank is killed. The test runs in its own mount
+//! namespace, where both directories start out empty.
 
 use crate::common::{ROLE, dist, must_pass, on_software_card, over_efa, report, reps, role, seconds, wires};
 use ferrogin_test_support::child::full_name;

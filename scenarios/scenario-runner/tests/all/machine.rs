@@ -36,7 +36,8 @@ fn old_or_missing_gpu_is_refused_with_fix() {
     }
 }
 
-/// Newer PTX from nvcc on an older driver, and machine code on another GPU: each rank exits with the file, the versions and the fix.
+/// Newer PTX from nvcc on an older driver, and machine code on another GPU: each rank exits with the file, the versions
+/// and the fix.
 #[test]
 fn kernels_for_another_machine_are_refused_with_versions() {
     let name = "kernels_for_another_machine_are_refused_with_versions";

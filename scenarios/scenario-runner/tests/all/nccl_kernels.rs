@@ -1,5 +1,5 @@
-//! The scenarios through kernels for NCCL's device API (`scenario-kernels/nccl.cu`), which clang compiles here with NCCL's headers, with
-//! ferrogin's backend and with NCCL's own.
+//! The scenarios through kernels for NCCL's device API (`scenario-kernels/nccl.cu`), which clang compiles here with
+//! NCCL's headers, with ferrogin's backend and with NCCL's own.
 
 use crate::common::must_pass;
 use crate::on_gpu::{all_pass, gpu, has_driver, kernels};
@@ -48,7 +48,8 @@ fn nccl_kernels_pass_with_ferrogin_backend() {
     must_pass(&kernels(&dist, 2, &storm).run().expect("the job starts"));
 }
 
-/// NCCL's own backend has no asynchronous flush, raises a signal by one when a kernel adds nothing, and checks no arguments.
+/// NCCL's own backend has no asynchronous flush, raises a signal by one when a kernel adds nothing, and checks no
+/// arguments.
 #[test]
 fn nccl_kernels_pass_with_backend_of_nccl() {
     let name = "nccl_kernels_pass_with_backend_of_nccl";
@@ -63,8 +64,8 @@ fn nccl_kernels_pass_with_backend_of_nccl() {
     must_pass(&kernels(&dist, 2, &options).args(["--api", "cuda", "--gin", &module]).run().expect("the job starts"));
 }
 
-/// The two-rank test of `tests/gpu` on the software GPU, with ferrogin's device code, with NCCL's own, and with NCCL's proxy, which calls
-/// the RMA plugin: the commands in its README.md.
+/// The two-rank test of `tests/gpu` on the software GPU, with ferrogin's device code, with NCCL's own, and with NCCL's
+/// proxy, which calls the RMA plugin: the commands in its README.md.
 #[test]
 #[ignore = "make check"]
 fn two_rank_test_passes_with_every_backend() {

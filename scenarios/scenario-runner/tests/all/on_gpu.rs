@@ -1,4 +1,5 @@
-//! The scenarios as kernels, on the CUDA driver's GPU, or if there is none, on the software GPU. The tests don't know which.
+//! The scenarios as kernels, on the CUDA driver's GPU, or if there is none, on the software GPU. The tests don't know
+//! which.
 
 use crate::common::{dist, must_pass, must_pass_all, not_over_efa, repeated, report, scenarios};
 use mini_nccl::launch::{Job, Launcher, Outcome, find_mpirun};
@@ -7,7 +8,7 @@ use scenario_runner::scenario::SCENARIOS;
 use std::path::{Path, PathBuf};
 use std::sync::LazyLock;
 
-/// The directory that `make build` fills.
+/// Returns the directory that `make build` fills.
 pub fn gpu(test: &str) -> Option<PathBuf> {
     if !has_driver() {
         ferrogin_test_support::dist(test, &["gpu/libcuda.so.1"])?;
@@ -32,7 +33,7 @@ fn mpirun(test: &str) -> Launcher {
     Launcher::Builtin
 }
 
-/// A job that runs the scenarios as kernels.
+/// Returns a job that runs the scenarios as kernels.
 pub fn kernels(dist: &Path, ranks: usize, options: &[&str]) -> Job {
     on_gpu(dist, repeated(dist, ranks, 60).args(options.iter().copied()))
 }
@@ -97,7 +98,8 @@ fn kernels_pass_where_cpu_cannot_touch_memory_of_gpu() {
     all_pass(kernels(&dist, 2, &["--api", "cuda"]).env("SOFTGPU_CPU_ACCESS", "no"));
 }
 
-/// Windows of several allocations side by side, and windows in host memory from the driver, also where the CPU can't touch the GPU's.
+/// Windows of several allocations side by side, and windows in host memory from the driver, also where the CPU can't
+/// touch the GPU's.
 #[test]
 fn kernels_pass_with_windows_of_segments_and_of_host_memory() {
     let Some(dist) = gpu("kernels_pass_with_windows_of_segments_and_of_host_memory") else { return };
@@ -171,7 +173,8 @@ fn many_blocks_share_one_endpoint() {
     }
 }
 
-/// Lanes of a warp: in `lanes` they make calls together as lanes, and in `value-storm` gin.cuh combines those that post at the same time.
+/// Lanes of a warp: in `lanes` they make calls together as lanes, and in `value-storm` gin.cuh combines those that post
+/// at the same time.
 fn lanes_pass(dist: &Path, api: &str, layout: &str, policy: &str, memory: &str, faults: &str) {
     let options = ["--api", api, "--backend-version", layout, "--packed", "--lanes", "32"];
     let job = kernels(dist, 2, &options).args(["--only", "lanes", "--only", "value-storm"]);
@@ -197,7 +200,8 @@ fn lanes_of_warp_post_together_with_each_api() {
 
 const FAILED: &[&str] = &["the card completed a work request in error", "aborted by the host"];
 
-/// Checks that the job fails with one of the expected statuses. The plugin may abort the kernels before they see the card's error.
+/// Checks that the job fails with one of the expected statuses. The plugin may abort the kernels before they see the
+/// card's error.
 fn ends_with(dist: &Path, faults: &str, options: &[&str], expected: &[&str]) {
     let outcome = kernels(dist, 2, options).env("SOFTEFA_FAULTS", faults).run().expect("the job starts");
     let is_named = expected.iter().any(|status| outcome.text().contains(status));

@@ -91,8 +91,8 @@ fn scenarios_pass_with_all_faults() {
     passes_with_faults("scenarios_pass_with_all_faults", &cards);
 }
 
-/// At the end of a storm, a rank waits for all of the others' values. One rank's card is so slow that this takes longer than the deadline.
-/// No deadline outlasts every pause of the machine, so a longer one follows.
+/// At the end of a storm, a rank waits for all of the others' values. One rank's card is so slow that this takes longer
+/// than the deadline. No deadline outlasts every pause of the machine, so a longer one follows.
 #[test]
 #[ignore = "make check"]
 fn wait_for_slow_rank_outlasts_deadline_while_signals_arrive() {
@@ -128,7 +128,8 @@ fn storm_with_slow_rank(seconds: u64) {
     world.close().unwrap();
 }
 
-/// On a card without hardware completion counters, `init` fails, so that NCCL goes on without the plugin, and names the fix.
+/// On a card without hardware completion counters, `init` fails, so that NCCL goes on without the plugin, and names the
+/// fix.
 #[test]
 fn init_fails_without_counters() {
     let Some(dist) = dist("init_fails_without_counters") else { return };

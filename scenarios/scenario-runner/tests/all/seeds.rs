@@ -1,10 +1,11 @@
 //! The scenarios on cards with faults, one run per seed.
 //!
-//! The seed determines the faults, the wire, the queue sizes, the posting policy and the layout. Most runs must deliver every byte despite
-//! the faults. In some runs requests fail, and each rank that posted one must report it. In a few runs a card stops responding, and all
-//! ranks must exit.
+//! The seed determines the faults, the wire, the queue sizes, the posting policy and the layout. Most runs must deliver
+//! every byte despite the faults. In some runs requests fail, and each rank that posted one must report it. In a few
+//! runs a card stops responding, and all ranks must exit.
 //!
-//! `FERROGIN_SEEDS_FIRST=17 FERROGIN_SEEDS=1 cargo test --release -p scenario-runner --test all seeds::campaign -- --ignored` repeats seed 17.
+//! `FERROGIN_SEEDS_FIRST=17 FERROGIN_SEEDS=1 cargo test --release -p scenario-runner --test all seeds::campaign --
+//! --ignored` repeats seed 17.
 
 use crate::common::{dist, not_over_efa, report, scenarios};
 use ferrogin_test_support::{Random, repetitions};
@@ -89,7 +90,7 @@ impl Run {
         job.run().expect("the job starts")
     }
 
-    /// What is wrong with how the run ended.
+    /// Returns what is wrong with how the run ended.
     fn problem(&self, outcome: &Outcome) -> Option<String> {
         let text = outcome.text();
         if let Some(word) = ["panicked", "is a bug in softefa", "expected 0x"].iter().find(|word| text.contains(**word))

@@ -6,7 +6,8 @@ use ferrogin_test_support::wait::HANG_LIMIT;
 use scenario_runner::scenario::SCENARIOS;
 use std::process::Command;
 
-/// Runs scenarios on `hosts` hosts with `each` ranks; the program gets `arguments`. Does nothing if the machine has no namespaces.
+/// Runs scenarios on `hosts` hosts with `each` ranks; the program gets `arguments`. Does nothing if the machine has no
+/// namespaces.
 fn across(test: &str, (hosts, each): (usize, usize), arguments: &[&str], variables: &[(&str, &str)], expected: usize) {
     let Some(dist) = dist(test) else { return };
     if not_over_efa(test, "it chooses its providers itself") {
@@ -30,7 +31,8 @@ fn across(test: &str, (hosts, each): (usize, usize), arguments: &[&str], variabl
     let text = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(output.status.success(), "{text}");
     assert_eq!(text.matches("PASS ").count(), expected, "{text}");
-    // Each rank has its own card, and each card's address is inserted once, however many contexts and signals there are.
+    // Each rank has its own card, and each card's address is inserted once, however many contexts and signals there
+    // are.
     let inserted: Vec<_> = text.lines().filter(|line| line.contains(" peer addresses")).collect();
     let each_card = format!(" {} peer addresses", hosts * each);
     assert!(!inserted.is_empty() && inserted.iter().all(|line| line.contains(&each_card)), "{inserted:?}");

@@ -1,5 +1,5 @@
-//! Values from four threads on one endpoint, on a card that completes in any order and rereads sources, while its counters wrap. Another
-//! test shows that such a run detects a value slot that is reused too early.
+//! Values from four threads on one endpoint, on a card that completes in any order and rereads sources, while its
+//! counters wrap. Another test shows that such a run detects a value slot that is reused too early.
 
 use crate::common::{child, dist, must_pass, role, scenarios};
 use ferrogin_device::Context;
@@ -60,8 +60,8 @@ fn many_values_arrive_with_locked_policy() {
     storm("many_values_arrive_with_locked_policy", "locked", "1", many());
 }
 
-/// If posts don't wait for the previous lap, a slot is written while the card may still read it. Such a run must fail, and must pass on an
-/// unchanged copy.
+/// If posts don't wait for the previous lap, a slot is written while the card may still read it. Such a run must fail,
+/// and must pass on an unchanged copy.
 #[test]
 #[ignore = "make check"]
 fn early_slot_reuse_is_detected() {
@@ -132,7 +132,8 @@ struct OnCopy {
 #[repr(C)]
 struct Block {
     header: HandleHeader,
-    /// The array that handles are computed from. Only the reset reads it, for a number of slots that these tests don't use.
+    /// The array that handles are computed from. Only the reset reads it, for a number of slots that these tests don't
+    /// use.
     devs: [u8; size_of::<DevHandle>()],
 }
 

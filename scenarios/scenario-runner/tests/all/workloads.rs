@@ -1,6 +1,6 @@
-//! Programs whose signals are words in memory (FERROGIN_SIGNALS=emulated), on a card with faults: the scenarios' workloads, which are the
-//! patterns of NCCL's barriers, DeepEP and nccl_ep, on CPU threads and as kernels; and a campaign of mixed signals on CPU threads. Each
-//! checks all bytes and counts against a reference.
+//! Programs whose signals are words in memory (FERROGIN_SIGNALS=emulated), on a card with faults: the scenarios'
+//! workloads, which are the patterns of NCCL's barriers, DeepEP and nccl_ep, on CPU threads and as kernels; and a
+//! campaign of mixed signals on CPU threads. Each checks all bytes and counts against a reference.
 #![allow(unsafe_code)]
 
 mod campaign;
@@ -19,7 +19,8 @@ use scenario_runner::world::plugin_from_env;
 use std::sync::Arc;
 
 const FAULTS: &str = "seed=21,reorder=512,reread=0.5,delay_us=0..50";
-/// Delays that let a thread see any order. The longer ones are for a machine so busy that the thread would otherwise look too late.
+/// Delays that let a thread see any order. The longer ones are for a machine so busy that the thread would otherwise
+/// look too late.
 const SLOW: [&str; 3] = [
     "seed=21,reorder=512,reread=0.5,delay_us=0..20000",
     "seed=21,reorder=512,reread=0.5,delay_us=0..100000",
@@ -62,8 +63,8 @@ fn workloads_pass_as_kernels() {
     }
 }
 
-/// Checks that a workload with a deliberate fault fails because of a byte or a count. A soak run also takes the `long` faults, and checks
-/// that the workload passes on the same card without the fault.
+/// Checks that a workload with a deliberate fault fails because of a byte or a count. A soak run also takes the `long`
+/// faults, and checks that the workload passes on the same card without the fault.
 fn finds(job: impl Fn() -> Job, workload: &str, usual: &[&str], long: &[&str]) {
     for &spoil in usual.iter().chain(long.iter().filter(|_| soak())) {
         let is_order = ["weak", "flush"].contains(&spoil);
@@ -151,7 +152,8 @@ struct Needs {
     depth: i32,
 }
 
-/// Runs `body` on every rank of a job that has this process to itself, so that only the job's settings apply to the process.
+/// Runs `body` on every rank of a job that has this process to itself, so that only the job's settings apply to the
+/// process.
 fn ranks(needs: Needs, body: impl Fn(&Rank) + Sync) {
     let body = &body;
     std::thread::scope(|scope| {

@@ -21,13 +21,14 @@ pub const ONE_CONTEXT: GinConfigV14 = GinConfigV14 {
     rank_stride: 1,
 };
 
-/// Whether the jobs use libfabric's own provider `efa`, with the software card below verbs (FERROGIN_PROVIDER=efa), instead of the
-/// provider `softefa`.
+/// Returns whether the jobs use libfabric's own provider `efa`, with the software card below verbs
+/// (FERROGIN_PROVIDER=efa), instead of the provider `softefa`.
 pub fn over_efa() -> bool {
     std::env::var("FERROGIN_PROVIDER").is_ok_and(|provider| provider == "efa")
 }
 
-/// The directory that `make build` fills. Skips `test` if it lacks the plugin, or if there is no libfabric for the jobs' provider.
+/// Returns the directory that `make build` fills. Skips `test` if it lacks the plugin, or if there is no libfabric for
+/// the jobs' provider.
 pub fn dist(test: &str) -> Option<PathBuf> {
     if over_efa() {
         libfabric_for_gpus(test)?;
@@ -35,7 +36,7 @@ pub fn dist(test: &str) -> Option<PathBuf> {
     ferrogin_test_support::dist(test, &["libnccl-gin-ferrogin.so", "verbs/libibverbs.so.1", "ferrogin"])
 }
 
-/// The software card's wires. Cards below verbs only reach each other on one host.
+/// Returns the software card's wires. Cards below verbs only reach each other on one host.
 pub fn wires() -> &'static [&'static str] {
     if over_efa() { &["shm"] } else { &["shm", "tcp"] }
 }
@@ -48,7 +49,8 @@ pub fn not_over_efa(test: &str, why: &str) -> bool {
     over_efa()
 }
 
-/// A job with `ranks` ranks of `program`, with the settings that a plugin test on the software card needs and no others.
+/// Returns a job with `ranks` ranks of `program`, with the settings that a plugin test on the software card needs and
+/// no others.
 pub fn on_software_card(program: impl Into<PathBuf>, dist: &Path, ranks: usize) -> Job {
     let job = if over_efa() {
         // `ferrogin verbs` replaces itself with the program.
@@ -73,12 +75,12 @@ pub fn on_software_card(program: impl Into<PathBuf>, dist: &Path, ranks: usize) 
         .grace(HANG_LIMIT)
 }
 
-/// A duration in seconds, as text.
+/// Returns a duration in seconds, as text.
 pub fn seconds(time: Duration) -> String {
     time.as_secs().to_string()
 }
 
-/// A job that runs the scenarios with `ranks` ranks.
+/// Returns a job that runs the scenarios with `ranks` ranks.
 pub fn scenarios(dist: &Path, ranks: usize) -> Job {
     on_software_card(env!("CARGO_BIN_EXE_scenario-runner"), dist, ranks).args(["--deadline", &seconds(HANG_LIMIT)])
 }
@@ -105,7 +107,7 @@ pub fn child(dist: &Path, name: &str, role: &str, ranks: usize) -> Job {
     job.env(ROLE, role)
 }
 
-/// The role of this process; `None` in the test's own process.
+/// Returns the role of this process; `None` in the test's own process.
 pub fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
@@ -121,12 +123,12 @@ pub fn must_pass_all(outcome: &Outcome, count: usize) {
     assert_eq!(passes(outcome), count, "{}", report(outcome));
 }
 
-/// The number of `PASS` lines.
+/// Returns the number of `PASS` lines.
 pub fn passes(outcome: &Outcome) -> usize {
     outcome.lines.iter().filter(|line| line.text.starts_with("PASS ")).count()
 }
 
-/// The ranks' output.
+/// Returns the ranks' output.
 pub fn report(outcome: &Outcome) -> String {
     let line =
         |line: &mini_nccl::launch::Line| format!("[{}] {}\n", line.rank.map_or(-1, |rank| rank as i64), line.text);

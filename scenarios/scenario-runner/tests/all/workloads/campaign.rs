@@ -1,13 +1,15 @@
-//! Mixed signals from mixed senders: strong and weak, indexed and VA, with a put, with a value and alone. Words are reset while signals for
-//! them are in flight.
+//! Mixed signals from mixed senders: strong and weak, indexed and VA, with a put, with a value and alone. Words are
+//! reset while signals for them are in flight.
 //!
-//! The oracle knows the plans of all ranks. A value that it sees is torn if its halves differ, and early or doubled if it counts more
-//! signals than have had their bytes land. A signal is lost if the final sums are too low. Words are reset in three ways:
+//! The oracle knows the plans of all ranks. A value that it sees is torn if its halves differ, and early or doubled if
+//! it counts more signals than have had their bytes land. A signal is lost if the final sums are too low. Words are
+//! reset in three ways:
 //!
 //! * by an exchange, at any time: what was taken out is part of the sum, which must be exact;
-//! * by a plain store, at any time: adds between the owner's read and its store are lost, so the sum is at most the exact one. If a signal
-//!   proxy undoes a reset, it's greater;
-//! * by a plain store while the word's only sender waits, and signals for its neighbours arrive: the word's sum must be exact.
+//! * by a plain store, at any time: adds between the owner's read and its store are lost, so the sum is at most the
+//!   exact one. If a signal proxy undoes a reset, it's greater;
+//! * by a plain store while the word's only sender waits, and signals for its neighbours arrive: the word's sum must be
+//!   exact.
 
 use super::{FAULTS, Needs, Rank, ranks};
 use crate::common::{child, dist, must_pass, not_over_efa, role};
@@ -27,13 +29,15 @@ const OPERATIONS: usize = 64;
 const SHARED: usize = 3;
 /// The shared word that its owner resets with a plain store.
 const STORED: usize = 0;
-/// A VA add, whose halves stay equal as long as it is whole, and an add to an indexed signal that doesn't fit in an immediate.
+/// A VA add, whose halves stay equal as long as it is whole, and an add to an indexed signal that doesn't fit in an
+/// immediate.
 const BOTH_HALVES: u64 = 1 << 32 | 1;
 const BOTH_QUARTERS: u32 = 1 << 16 | 1;
 
 /// Words per thread, of either kind: shared ones, one for signals without bytes, and one per sender for strong signals.
 const WORDS: usize = SHARED + 1 + RANKS;
-/// There is a second set of shared indexed words, for amounts that travel as messages, and one indexed word per peer that grants rounds.
+/// There is a second set of shared indexed words, for amounts that travel as messages, and one indexed word per peer
+/// that grants rounds.
 const GRANTS: usize = WORDS + SHARED;
 const INDEXED: usize = GRANTS + RANKS;
 const PLACES: usize = RANKS * OPERATIONS * 8;
@@ -86,7 +90,7 @@ impl Word {
         self.number < SHARED || self.number >= WORDS
     }
 
-    /// The sender, if the word is for strong signals.
+    /// Returns the sender, if the word is for strong signals.
     fn sender(self) -> Option<usize> {
         (SHARED + 1..WORDS).contains(&self.number).then(|| self.number - SHARED - 1)
     }
@@ -95,7 +99,7 @@ impl Word {
         self.is_shared() && self.number % WORDS == STORED
     }
 
-    /// The number of signals in a value; for the word without bytes, the value itself.
+    /// Returns the number of signals in a value; for the word without bytes, the value itself.
     fn count(self, seen: u64) -> Result<u64, u64> {
         let halves = match self {
             Self { number: SHARED, .. } => return Ok(seen),
@@ -114,7 +118,7 @@ struct Sign {
     amount: u64,
 }
 
-/// A rank's operations to another, which both know.
+/// Returns a rank's operations to another, which both know.
 fn plan(round: u64, lane: u32, from: usize, to: usize) -> Vec<Operation> {
     let mut random = Random::new(round << 16 | u64::from(lane) << 8 | (from * RANKS + to) as u64);
     let operation = |_| {
@@ -155,7 +159,7 @@ impl Incoming {
         Self { round, plan, missing }
     }
 
-    /// The number of strong signals of this kind, and how many of them have had all earlier bytes land.
+    /// Returns the number of strong signals of this kind, and how many of them have had all earlier bytes land.
     fn strong(&self, is_va: bool) -> (u64, u64) {
         let landed = self.missing.first().copied().unwrap_or(OPERATIONS);
         let signs = self.plan.iter().enumerate().filter_map(|(i, operation)| Some((i, operation.signal?)));
@@ -330,7 +334,8 @@ impl<'a> Lane<'a> {
         Ok(sum)
     }
 
-    /// Compares what has arrived with the bytes that have landed, and grants senders their next round once theirs is over.
+    /// Compares what has arrived with the bytes that have landed, and grants senders their next round once theirs is
+    /// over.
     fn check(&mut self) -> Result<(), Status> {
         let mut seen = [0; WORDS + GRANTS];
         for word in Word::ALL {
@@ -414,7 +419,8 @@ impl<'a> Lane<'a> {
                     self.check()?;
                 }
             }
-            // If a card finds no receive for a signal, it writes its put's bytes again later. They are final once the put has completed.
+            // If a card finds no receive for a signal, it writes its put's bytes again later. They are final once the
+            // put has completed.
             context.flush()?;
         }
         rank.poll(&context, "sum of all signals", || {

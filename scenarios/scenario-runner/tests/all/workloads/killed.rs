@@ -1,5 +1,5 @@
-//! SIGKILL to a rank while signals from and to it are in flight: the others' waits end with a status, a WARN line names the peer, no signal
-//! that arrived was early or torn, and no other memory was changed.
+//! SIGKILL to a rank while signals from and to it are in flight: the others' waits end with a status, a WARN line names
+//! the peer, no signal that arrived was early or torn, and no other memory was changed.
 
 use super::{FAULTS, Rank};
 use crate::common::{child, dist, not_over_efa, report, role};
@@ -14,7 +14,8 @@ use std::sync::{Arc, Mutex};
 
 const RANKS: usize = 3;
 const VICTIM: u32 = 2;
-/// Most operations to each peer, each with a place of 8 bytes. The last word of each sender's part of the window is for VA signals.
+/// Most operations to each peer, each with a place of 8 bytes. The last word of each sender's part of the window is for
+/// VA signals.
 const OPERATIONS: usize = 2047;
 const PART: usize = (OPERATIONS + 1) * 8;
 /// Words that no signal names.
@@ -37,7 +38,7 @@ fn kind(i: usize) -> Kind {
     }
 }
 
-/// The bytes of operation `i`, which are nonzero.
+/// Returns the bytes of operation `i`, which are nonzero.
 fn value(sender: u32, i: usize) -> u64 {
     (u64::from(sender + 1) << 32 | i as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
