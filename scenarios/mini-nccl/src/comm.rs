@@ -38,8 +38,8 @@ impl Comm {
         Comm::connect(Arc::new(Instance::init(plugin, hash)?), bootstrap, device)
     }
 
-    /// Collective among the ranks of `bootstrap`: makes another communicator with the same `init`, like a split that shares resources, or a
-    /// second connection between the same ranks. The last communicator finalizes.
+    /// Collective among the ranks of `bootstrap`: makes another communicator with the same `init`, like a split that
+    /// shares resources, or a second connection between the same ranks. The last communicator finalizes.
     ///
     /// # Errors
     /// As for [`init`](Comm::init).
@@ -68,7 +68,8 @@ impl Comm {
 
         let mut handle = [0u8; nccl::HANDLE_MAXSIZE];
         let mut listen = std::ptr::null_mut();
-        // SAFETY: `init` returned `ctx`. The plugin writes 128 bytes to `handle` and a pointer to `listen`, both local variables.
+        // SAFETY: `init` returned `ctx`. The plugin writes 128 bytes to `handle` and a pointer to `listen`, both local
+        // variables.
         let code =
             unsafe { (plugin.table.listen)(instance.ctx, device, handle.as_mut_ptr().cast::<c_void>(), &mut listen) };
         check("listen", code)?;
@@ -84,8 +85,8 @@ impl Comm {
         }
         let mut pointers: Vec<*mut c_void> = handles.iter_mut().map(|handle| handle.as_mut_ptr().cast()).collect();
         let mut coll = std::ptr::null_mut();
-        // SAFETY: the first and fifth arguments came from `init` and `listen`. `pointers` has `nranks` pointers to 128-byte
-        // handles, which live until the call returns, and `coll` is a local variable.
+        // SAFETY: the first and fifth arguments came from `init` and `listen`. `pointers` has `nranks` pointers to
+        // 128-byte handles, which live until the call returns, and `coll` is a local variable.
         let code = unsafe {
             (plugin.table.connect)(
                 instance.ctx,
@@ -123,22 +124,22 @@ impl Comm {
         names
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> usize {
         self.connection.rank
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn nranks(&self) -> usize {
         self.connection.nranks
     }
 
-    /// The plugin.
+    /// Returns the plugin.
     pub fn plugin(&self) -> &Arc<Plugin> {
         &self.connection.plugin
     }
 
-    /// The exchange between the ranks.
+    /// Returns the exchange between the ranks.
     pub fn bootstrap(&self) -> &Arc<Bootstrap> {
         &self.bootstrap
     }
@@ -148,7 +149,7 @@ impl Comm {
         &self.properties
     }
 
-    /// Name of the device.
+    /// Returns the name of the device.
     pub fn device_name(&self) -> String {
         ffi::text_of(self.properties.name).unwrap_or_default()
     }
@@ -209,7 +210,8 @@ fn get_properties(plugin: &Plugin, device: c_int) -> Result<NetPropertiesV12, Er
     let mut properties = MaybeUninit::<NetPropertiesV12>::zeroed();
     // SAFETY: the plugin writes one struct into a local variable.
     check("getProperties", unsafe { (plugin.table.get_properties)(device, properties.as_mut_ptr()) })?;
-    // SAFETY: all bytes are initialised by `zeroed`, and the struct's integers, floats and pointers have no invalid value.
+    // SAFETY: all bytes are initialised by `zeroed`, and the struct's integers, floats and pointers have no invalid
+    // value.
     let properties = unsafe { properties.assume_init() };
     if properties.name.is_null() {
         return Err(Error::Contract { call: "getProperties", violation: "name is null".into() });

@@ -18,7 +18,8 @@ pub(crate) struct Instance {
 
 // SAFETY: this crate never dereferences the handle, and NCCL's contract lets any thread pass it to the plugin.
 unsafe impl Send for Instance {}
-// SAFETY: this crate never dereferences the handle, and NCCL's contract lets several threads pass it to the plugin at once.
+// SAFETY: this crate never dereferences the handle, and NCCL's contract lets several threads pass it to the plugin at
+// once.
 unsafe impl Sync for Instance {}
 
 impl Instance {
@@ -71,7 +72,8 @@ pub(crate) struct Connection {
 
 // SAFETY: this crate never dereferences the handle, and NCCL's contract lets any thread pass it to the plugin.
 unsafe impl Send for Connection {}
-// SAFETY: this crate never dereferences the handle, and NCCL's contract lets several threads pass it to the plugin at once.
+// SAFETY: this crate never dereferences the handle, and NCCL's contract lets several threads pass it to the plugin at
+// once.
 unsafe impl Sync for Connection {}
 
 impl Connection {
@@ -79,7 +81,8 @@ impl Connection {
         if std::mem::replace(&mut self.closed, true) {
             return Ok(());
         }
-        // SAFETY: `connect` returned `coll`, and this is its only close. Its windows are closed, since each keeps this value alive.
+        // SAFETY: `connect` returned `coll`, and this is its only close. Its windows are closed, since each keeps this
+        // value alive.
         let coll = check("closeColl", unsafe { (self.plugin.table.close_coll)(self.coll) });
         // The last connection of an instance finalizes it.
         let last = self.instance.take().and_then(Arc::into_inner).map(|mut instance| instance.finalize());

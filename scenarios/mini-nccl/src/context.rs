@@ -28,9 +28,11 @@ pub struct GinContext {
     connection: Arc<Connection>,
 }
 
-// SAFETY: this crate only reads the pointers in `create`, and NCCL's contract lets any thread pass the handle to the plugin.
+// SAFETY: this crate only reads the pointers in `create`, and NCCL's contract lets any thread pass the handle to the
+// plugin.
 unsafe impl Send for GinContext {}
-// SAFETY: this crate only reads the pointers in `create`, and NCCL's contract lets several threads pass the handle to the plugin.
+// SAFETY: this crate only reads the pointers in `create`, and NCCL's contract lets several threads pass the handle to
+// the plugin.
 unsafe impl Sync for GinContext {}
 
 impl GinContext {
@@ -81,27 +83,27 @@ impl GinContext {
         Ok(context)
     }
 
-    /// The device address of the array of contexts for kernels, indexed by context id.
+    /// Returns the device address of the array of contexts for kernels, indexed by context id.
     pub fn handle(&self) -> *mut c_void {
         self.device.handle
     }
 
-    /// The device handle that `createContext` returned.
+    /// Returns the device handle that `createContext` returned.
     pub fn net_device_handle(&self) -> *mut NetDeviceHandleV11 {
         self.dev_handle
     }
 
-    /// The plugin's handle, for raw calls.
+    /// Returns the plugin's handle, for raw calls.
     pub fn gin_ctx(&self) -> *mut c_void {
         self.gin_ctx
     }
 
-    /// Bytes of one element of the array, from the device handle.
+    /// Returns the bytes of one element of the array, from the device handle.
     pub fn stride(&self) -> usize {
         self.device.size
     }
 
-    /// Number of contexts.
+    /// Returns the number of contexts.
     pub fn contexts(&self) -> usize {
         self.contexts
     }
@@ -129,7 +131,8 @@ impl GinContext {
         self.close()
     }
 
-    /// Drops the context without `destroyContext`, like a program that skips ncclDevCommDestroy. `closeColl` must close it.
+    /// Drops the context without `destroyContext`, like a program that skips ncclDevCommDestroy. `closeColl` must close
+    /// it.
     pub fn abandon(mut self) {
         self.progress = None;
         self.open = false;
@@ -170,7 +173,8 @@ impl Progress {
         let address = gin_ctx as usize;
         let run = move || {
             while !stop_flag.load(Ordering::Acquire) {
-                // SAFETY: the context is open, because `GinContext::close` joins this thread before it destroys the context.
+                // SAFETY: the context is open, because `GinContext::close` joins this thread before it destroys the
+                // context.
                 let code = unsafe { entry(address as *mut c_void) };
                 if code != nccl::SUCCESS {
                     last.store(code, Ordering::Release);

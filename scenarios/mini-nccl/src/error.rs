@@ -64,7 +64,7 @@ pub enum Error {
     Bootstrap(#[from] BootstrapError),
 }
 
-/// Name of a `ncclResult_t`.
+/// Returns the name of a `ncclResult_t`.
 pub fn result_name(code: i32) -> &'static str {
     use ferrogin_ffi::nccl;
     match code {

@@ -30,8 +30,8 @@ pub fn text_of(pointer: *const c_char) -> Option<String> {
     if pointer.is_null() {
         return None;
     }
-    // SAFETY: the pointer is not null. The plugin's names are NUL-terminated constants, and logger.c passes NUL-terminated
-    // strings that live until the call returns.
+    // SAFETY: the pointer is not null. The plugin's names are NUL-terminated constants, and logger.c passes
+    // NUL-terminated strings that live until the call returns.
     Some(unsafe { CStr::from_ptr(pointer) }.to_string_lossy().into_owned())
 }
 
@@ -40,7 +40,7 @@ pub fn read<T: Copy>(pointer: *const T) -> Option<T> {
     if pointer.is_null() || !pointer.is_aligned() {
         return None;
     }
-    // SAFETY: the pointer is aligned and not null. By NCCL's contract it is a `T` that the plugin keeps until the call's object
-    // is closed, which is after this copy.
+    // SAFETY: the pointer is aligned and not null. By NCCL's contract it is a `T` that the plugin keeps until the
+    // call's object is closed, which is after this copy.
     Some(unsafe { *pointer })
 }

@@ -1,8 +1,9 @@
 //! Launchers: start N ranks of a command on this host, as child processes or through the mpirun on PATH.
 //!
-//! The built-in launcher sets FERROGIN_RANK, FERROGIN_NRANKS and FERROGIN_BOOTSTRAP (a unique abstract socket name), and both launchers set
-//! FERROGIN_SECRET; [`Bootstrap::from_env`](crate::Bootstrap::from_env) reads them. When a rank fails, the others get a grace period to
-//! exit before the launcher kills them, or none if the rank failed because its output was closed. The ranks die with the launcher.
+//! The built-in launcher sets FERROGIN_RANK, FERROGIN_NRANKS and FERROGIN_BOOTSTRAP (a unique abstract socket name),
+//! and both launchers set FERROGIN_SECRET; [`Bootstrap::from_env`](crate::Bootstrap::from_env) reads them. When a rank
+//! fails, the others get a grace period to exit before the launcher kills them, or none if the rank failed because its
+//! output was closed. The ranks die with the launcher.
 
 use ferrogin_rendezvous::Secret;
 pub use nix::sys::signal::Signal;
@@ -88,12 +89,12 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    /// All captured lines as one text.
+    /// Returns all captured lines as one text.
     pub fn text(&self) -> String {
         self.lines.iter().map(|line| format!("{}\n", line.text)).collect()
     }
 
-    /// True if all ranks returned 0.
+    /// Returns whether all ranks returned 0.
     pub fn success(&self) -> bool {
         self.code == 0
     }
@@ -362,7 +363,7 @@ impl Running {
         }
     }
 
-    /// The lines captured so far.
+    /// Returns the lines captured so far.
     pub fn captured(&self) -> Vec<Line> {
         self.sink.lock().clone()
     }
@@ -464,7 +465,7 @@ fn unique_name() -> String {
     format!("ferrogin-job-{}-{}-{nanos:x}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// The mpirun on PATH.
+/// Returns the mpirun on PATH.
 pub fn find_mpirun() -> Option<PathBuf> {
     let path = std::env::var_os("PATH")?;
     std::env::split_paths(&path).map(|dir| dir.join("mpirun")).find(|candidate| {

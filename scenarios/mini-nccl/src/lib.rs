@@ -1,9 +1,10 @@
 #![doc = include_str!("../README.md")]
 //!
-//! It has the parts of NCCL that the tests, the tool and the benches need: the loader's symbol search ([`Plugin`]), the call order of a
-//! communicator ([`Comm`]: init, devices, properties, listen, connect, closeListen, …, closeColl, finalize), windows ([`Window`]), GIN
-//! contexts ([`GinContext`]), the same for RMA plugins ([`rma`]), a debug logger ([`log`]), an out-of-band exchange between the ranks of a
-//! job ([`Bootstrap`], from the crate `ferrogin-rendezvous`), and launchers for such a job ([`launch`]).
+//! It has the parts of NCCL that the tests, the tool and the benches need: the loader's symbol search ([`Plugin`]), the
+//! call order of a communicator ([`Comm`]: init, devices, properties, listen, connect, closeListen, …, closeColl,
+//! finalize), windows ([`Window`]), GIN contexts ([`GinContext`]), the same for RMA plugins ([`rma`]), a debug logger
+//! ([`log`]), an out-of-band exchange between the ranks of a job ([`Bootstrap`], from the crate `ferrogin-rendezvous`),
+//! and launchers for such a job ([`launch`]).
 
 pub mod comm;
 mod connection;
@@ -26,8 +27,8 @@ pub use memory::{DeviceMemory, GpuMemory};
 pub use plugin::Plugin;
 pub use window::Window;
 
-/// The time limit for a step between ranks: FERROGIN_TIMEOUT in seconds, default 60. An invalid value is ignored here, because the plugin
-/// reports it.
+/// Returns the time limit for a step between ranks: FERROGIN_TIMEOUT in seconds, default 60. An invalid value is
+/// ignored here, because the plugin reports it.
 pub fn timeout_from_env() -> std::time::Duration {
     let seconds = std::env::var("FERROGIN_TIMEOUT").ok().and_then(|text| text.parse().ok());
     std::time::Duration::from_secs(seconds.filter(|seconds| (1..=86_400).contains(seconds)).unwrap_or(60))

@@ -1,7 +1,7 @@
 //! The debug logger: collects a plugin's lines, and prints them as NCCL does.
 //!
-//! NCCL's logger has no user pointer, so all ranks of a process share one log. NCCL_DEBUG (NONE, WARN, INFO, TRACE; default WARN) selects
-//! the lines that go to standard error. The log keeps all lines, up to [`CAPACITY`].
+//! NCCL's logger has no user pointer, so all ranks of a process share one log. NCCL_DEBUG (NONE, WARN, INFO, TRACE;
+//! default WARN) selects the lines that go to standard error. The log keeps all lines, up to [`CAPACITY`].
 
 use ferrogin_ffi::nccl;
 use parking_lot::{Mutex, MutexGuard};
@@ -32,7 +32,7 @@ pub struct Line {
 }
 
 impl Line {
-    /// True for a WARN line.
+    /// Returns true for a WARN line.
     pub fn is_warn(&self) -> bool {
         self.level == nccl::LOG_WARN
     }
@@ -72,7 +72,7 @@ pub(crate) fn push(line: Line) {
     lines.push_back(line);
 }
 
-/// All lines in the log.
+/// Returns all lines in the log.
 pub fn all() -> Vec<Line> {
     lines().iter().cloned().collect()
 }
@@ -82,13 +82,15 @@ pub fn take() -> Vec<Line> {
     lines().drain(..).collect()
 }
 
-/// The newest WARN line in the log. Skips a kernel's failure line, which says less than the card's report and may come before or after it.
+/// Returns the newest WARN line in the log. Skips a kernel's failure line, which says less than the card's report and
+/// may come before or after it.
 pub fn last_warn() -> Option<String> {
     let is_report = |line: &&Line| line.is_warn() && !line.text.contains("the first failure of a kernel");
     lines().iter().rev().find(is_report).map(|line| line.text.clone())
 }
 
-/// The newest WARN line from the calling thread: it's about the call that failed here, not about another rank in this process.
+/// Returns the newest WARN line from the calling thread: it's about the call that failed here, not about another rank
+/// in this process.
 pub(crate) fn last_warn_of_this_thread() -> Option<String> {
     let is_own = |line: &&Line| line.is_warn() && line.thread == thread::current().id();
     lines().iter().rev().find(is_own).map(|line| line.text.clone())

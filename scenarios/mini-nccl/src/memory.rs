@@ -1,8 +1,8 @@
 //! Memory for windows: page-aligned, zeroed, and written by a card and its owner at once.
 //!
-//! It is either host memory behind a memfd, which cards register the way they register a GPU's dma-buf, or GPU memory that the caller
-//! allocates. All access is by checked offset: through raw pointers, because a peer can write the memory at any time, or through copies by
-//! the GPU's driver.
+//! It is either host memory behind a memfd, which cards register the way they register a GPU's dma-buf, or GPU memory
+//! that the caller allocates. All access is by checked offset: through raw pointers, because a peer can write the
+//! memory at any time, or through copies by the GPU's driver.
 #![allow(unsafe_code)]
 
 use crate::error::Error;
@@ -20,18 +20,18 @@ pub const GRANULARITY: usize = 64 << 10;
 
 /// One GPU allocation, freed on drop, and the copies from and to it.
 pub trait GpuMemory: Send + Sync {
-    /// The address for kernels and cards.
+    /// Returns the address for kernels and cards.
     fn address(&self) -> u64;
 
-    /// Bytes.
+    /// Returns the bytes.
     fn len(&self) -> usize;
 
-    /// True if the allocation has no bytes.
+    /// Returns whether the allocation has no bytes.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// True for memory of the host that kernels can use too.
+    /// Returns true for memory of the host that kernels can use too.
     fn is_on_host(&self) -> bool {
         false
     }
@@ -48,7 +48,7 @@ pub trait GpuMemory: Send + Sync {
     /// The driver fails.
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), String>;
 
-    /// A dma-buf of the memory, and the offset of the memory's first byte in it.
+    /// Returns a dma-buf of the memory, and the offset of the memory's first byte in it.
     fn dma_buf(&self) -> Option<(BorrowedFd<'_>, u64)> {
         None
     }
@@ -104,12 +104,12 @@ impl DeviceMemory {
         DeviceMemory { base, len: memory.len(), home: Home::Gpu(memory) }
     }
 
-    /// First byte. The host may use it only if the memory is the host's.
+    /// Returns the first byte. The host may use it only if the memory is the host's.
     pub fn as_ptr(&self) -> *mut c_void {
         self.base.as_ptr().cast()
     }
 
-    /// Bytes.
+    /// Returns the bytes.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -119,7 +119,7 @@ impl DeviceMemory {
         self.len == 0
     }
 
-    /// The file descriptor for `regMrSymDmaBuf`, and the first byte's offset in it.
+    /// Returns the file descriptor for `regMrSymDmaBuf`, and the first byte's offset in it.
     pub fn dma_buf(&self) -> Option<(BorrowedFd<'_>, u64)> {
         match &self.home {
             Home::Host(fd) => Some((fd.as_fd(), 0)),
@@ -127,7 +127,7 @@ impl DeviceMemory {
         }
     }
 
-    /// The argument `type` of `regMrSym`.
+    /// Returns the argument `type` of `regMrSym`.
     pub fn kind(&self) -> c_int {
         match &self.home {
             Home::Gpu(memory) if !memory.is_on_host() => nccl::PTR_CUDA,
@@ -145,8 +145,8 @@ impl DeviceMemory {
         assert!(matches!(self.home, Home::Host(_)), "the host has no words of a GPU's memory: use read and write");
         let at = self.at(offset, 8).cast::<u64>();
         assert!(at.is_aligned(), "offset {offset} is not a multiple of 8");
-        // SAFETY: the assert checked the alignment, `at` the bounds, and `self` keeps the memory mapped. Concurrent writers, including the
-        // card, write whole words.
+        // SAFETY: the assert checked the alignment, `at` the bounds, and `self` keeps the memory mapped. Concurrent
+        // writers, including the card, write whole words.
         unsafe { AtomicU64::from_ptr(at) }
     }
 
@@ -171,7 +171,8 @@ impl DeviceMemory {
         if let Home::Gpu(memory) = &self.home {
             return memory.write(offset, bytes).expect("the driver copies to the GPU");
         }
-        // SAFETY: `at` checked the bounds of `to`. A borrowed slice does not overlap the mapping, which no reference points into.
+        // SAFETY: `at` checked the bounds of `to`. A borrowed slice does not overlap the mapping, which no reference
+        // points into.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to, bytes.len()) };
     }
 
@@ -181,7 +182,8 @@ impl DeviceMemory {
         if let Home::Gpu(memory) = &self.home {
             return memory.read(offset, bytes).expect("the driver copies from the GPU");
         }
-        // SAFETY: `at` checked the bounds of `from`. A borrowed slice does not overlap the mapping, which no reference points into.
+        // SAFETY: `at` checked the bounds of `from`. A borrowed slice does not overlap the mapping, which no reference
+        // points into.
         unsafe { std::ptr::copy_nonoverlapping(from.cast_const(), bytes.as_mut_ptr(), bytes.len()) };
     }
 

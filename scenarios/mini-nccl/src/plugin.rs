@@ -95,8 +95,8 @@ pub struct Plugin {
 }
 
 impl Plugin {
-    /// Loads a library as NCCL does: through `ncclGinPlugin_v14`, or else `ncclGinPlugin_v13`. The dynamic loader searches for a `path`
-    /// without a slash.
+    /// Loads a library as NCCL does: through `ncclGinPlugin_v14`, or else `ncclGinPlugin_v13`. The dynamic loader
+    /// searches for a `path` without a slash.
     ///
     /// # Errors
     /// The library does not load, has neither symbol, or has a table without a required function.
@@ -118,8 +118,8 @@ impl Plugin {
         Plugin::from_v13_library(path, open(path)?)
     }
 
-    /// Loads the first plugin in a NCCL_GIN_PLUGIN list that loads. Each entry is a library's name or path, or the NAME in
-    /// `libnccl-gin-NAME.so`.
+    /// Loads the first plugin in a NCCL_GIN_PLUGIN list that loads. Each entry is a library's name or path, or the NAME
+    /// in `libnccl-gin-NAME.so`.
     ///
     /// # Errors
     /// The last entry's error, if no entry loads. An empty list and `none` are errors too.
@@ -170,27 +170,27 @@ impl Plugin {
         Ok(Arc::new(Plugin { table, abi, name, path: path.to_path_buf(), devices, library }))
     }
 
-    /// A copy of the v14 table, for calls that NCCL does not make; `None` for a v13 plugin.
+    /// Returns a copy of the v14 table, for calls that NCCL does not make; `None` for a v13 plugin.
     pub fn raw_table(&self) -> Option<GinV14> {
         v14_table(&self.library)?.ok()
     }
 
-    /// The plugin's name.
+    /// Returns the plugin's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// The path or name of the library.
+    /// Returns the path or name of the library.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The version of the plugin's table.
+    /// Returns the version of the plugin's table.
     pub fn abi(&self) -> AbiVersion {
         self.abi
     }
 
-    /// The number of devices, which the loader queries once, after the first `init`.
+    /// Returns the number of devices, which the loader queries once, after the first `init`.
     pub(crate) fn devices_once(&self) -> Result<i32, Error> {
         let known = self.devices.load(Ordering::Acquire);
         if known >= 0 {

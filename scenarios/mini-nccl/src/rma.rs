@@ -1,5 +1,5 @@
-//! RMA plugins, driven as NCCL's progress threads drive them: the loader's version search, a communicator's call order, and the host's data
-//! calls.
+//! RMA plugins, driven as NCCL's progress threads drive them: the loader's version search, a communicator's call order,
+//! and the host's data calls.
 #![allow(unsafe_code)]
 
 use crate::error::Error;
@@ -108,12 +108,12 @@ impl RmaPlugin {
         Ok(Arc::new(Self { table, version, _library: library }))
     }
 
-    /// The version of the table.
+    /// Returns the version of the table.
     pub fn version(&self) -> u32 {
         self.version
     }
 
-    /// The table of v16, for calls that NCCL does not make.
+    /// Returns the table of v16, for calls that NCCL does not make.
     pub fn raw_table(&self) -> Option<RmaV16> {
         if let Table::V16(table) = self.table { Some(table) } else { None }
     }
@@ -148,7 +148,8 @@ struct Shared {
 
 // SAFETY: this crate never dereferences the handles, and NCCL's contract lets any thread pass them to the plugin.
 unsafe impl Send for Shared {}
-// SAFETY: this crate never dereferences the handles, and NCCL's contract lets several threads pass them to the plugin at once.
+// SAFETY: this crate never dereferences the handles, and NCCL's contract lets several threads pass them to the plugin
+// at once.
 unsafe impl Sync for Shared {}
 
 impl Drop for Shared {
@@ -172,8 +173,8 @@ unsafe impl Send for RmaComm {}
 unsafe impl Sync for RmaComm {}
 
 impl RmaComm {
-    /// Collective: the communicator of NCCL's own puts and signals. Init, devices, listen, allgather, connect with the context of NCCL's NET
-    /// plugin, getProperties, closeListen.
+    /// Collective: the communicator of NCCL's own puts and signals. Init, devices, listen, allgather, connect with the
+    /// context of NCCL's NET plugin, getProperties, closeListen.
     ///
     /// # Errors
     /// A call fails, the plugin breaks the contract, or a rank is missing.
@@ -219,7 +220,8 @@ impl RmaComm {
         let asked = call!(plugin, get_properties(device, properties.as_mut_ptr()));
         let closed = call!(plugin, close_listen(listen));
         connected.and(asked).and(closed)?;
-        // SAFETY: all bytes are initialised by `zeroed`, and the struct's integers, floats and pointers have no invalid value.
+        // SAFETY: all bytes are initialised by `zeroed`, and the struct's integers, floats and pointers have no invalid
+        // value.
         let properties = unsafe { properties.assume_init() };
         Ok(Self { shared: Arc::new(Shared { comm, bootstrap, instance }), properties })
     }
@@ -228,12 +230,12 @@ impl RmaComm {
         &self.shared.instance.plugin
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> usize {
         self.shared.bootstrap.rank()
     }
 
-    /// Number of ranks.
+    /// Returns the number of ranks.
     pub fn nranks(&self) -> usize {
         self.shared.bootstrap.nranks()
     }
@@ -243,7 +245,7 @@ impl RmaComm {
         &self.properties
     }
 
-    /// The communicator's handle, for calls that NCCL does not make.
+    /// Returns the communicator's handle, for calls that NCCL does not make.
     pub fn handle(&self) -> *mut c_void {
         self.shared.comm
     }
@@ -269,13 +271,13 @@ impl RmaComm {
         Ok(self.shared.bootstrap.barrier()?)
     }
 
-    /// The exchange between the ranks.
+    /// Returns the exchange between the ranks.
     pub fn bootstrap(&self) -> &Arc<Bootstrap> {
         &self.shared.bootstrap
     }
 
-    /// Collective: registers all of `memory` as NCCL does: GPU memory as a dma-buf if the plugin and the memory support it, host memory by
-    /// address.
+    /// Collective: registers all of `memory` as NCCL does: GPU memory as a dma-buf if the plugin and the memory support
+    /// it, host memory by address.
     ///
     /// # Errors
     /// The call fails, or returns a null handle.
@@ -346,26 +348,28 @@ pub struct RmaMemory {
 
 // SAFETY: this crate never dereferences the handle, and NCCL's contract lets any thread pass it to the plugin.
 unsafe impl Send for RmaMemory {}
-// SAFETY: this crate never dereferences the handle, and NCCL's contract lets several threads pass it to the plugin at once.
+// SAFETY: this crate never dereferences the handle, and NCCL's contract lets several threads pass it to the plugin at
+// once.
 unsafe impl Sync for RmaMemory {}
 
 impl RmaMemory {
-    /// The memory.
+    /// Returns the memory.
     pub fn memory(&self) -> &Arc<DeviceMemory> {
         self.memory.as_ref().expect("memory until `deregister_freed`")
     }
 
-    /// Frees the memory, if nobody else has it, and then deregisters it, as NCCL's GIN proxy does with its inline values.
+    /// Frees the memory, if nobody else has it, and then deregisters it, as NCCL's GIN proxy does with its inline
+    /// values.
     pub fn deregister_freed(mut self) {
         self.memory = None;
     }
 
-    /// The handle.
+    /// Returns the handle.
     pub fn handle(&self) -> *mut c_void {
         self.handle
     }
 
-    /// The byte at `offset`.
+    /// Returns the byte at `offset`.
     pub fn at(&self, offset: usize) -> Place<'_> {
         Place { memory: Some(self), offset: offset as u64 }
     }
@@ -440,7 +444,8 @@ pub struct RmaContext {
 
 // SAFETY: this crate never dereferences the handle, and NCCL's contract lets any thread pass it to the plugin.
 unsafe impl Send for RmaContext {}
-// SAFETY: this crate never dereferences the handle, and the plugin must accept queryLastError from any thread at any time.
+// SAFETY: this crate never dereferences the handle, and the plugin must accept queryLastError from any thread at any
+// time.
 unsafe impl Sync for RmaContext {}
 
 impl RmaContext {
@@ -448,7 +453,7 @@ impl RmaContext {
         &self.shared.instance.plugin
     }
 
-    /// The handle, for calls that NCCL does not make.
+    /// Returns the handle, for calls that NCCL does not make.
     pub fn handle(&self) -> *mut c_void {
         self.handle
     }

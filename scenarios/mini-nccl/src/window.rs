@@ -21,7 +21,8 @@ pub struct Window {
 
 // SAFETY: this crate never dereferences the handles, and NCCL's contract lets any thread pass them to the plugin.
 unsafe impl Send for Window {}
-// SAFETY: this crate never dereferences the handles, and NCCL's contract lets several threads pass them to the plugin at once.
+// SAFETY: this crate never dereferences the handles, and NCCL's contract lets several threads pass them to the plugin
+// at once.
 unsafe impl Sync for Window {}
 
 impl Window {
@@ -32,8 +33,8 @@ impl Window {
     ) -> Result<Window, Error> {
         let (mut mhandle, mut gin_handle) = (std::ptr::null_mut(), std::ptr::null_mut());
         let register = connection.plugin.table.reg_mr_sym;
-        // SAFETY: the connection keeps `coll` open. The window keeps the memory mapped until it deregisters it. The outputs are
-        // local variables.
+        // SAFETY: the connection keeps `coll` open. The window keeps the memory mapped until it deregisters it. The
+        // outputs are local variables.
         let code = unsafe {
             register(
                 connection.coll,
@@ -58,8 +59,8 @@ impl Window {
         let register = entry.ok_or(Error::NullEntry { entry: "regMrSymDmaBuf" })?;
         let dma_buf = memory.dma_buf();
         let (fd, offset) = dma_buf.ok_or_else(|| Error::Usage("this memory of a GPU has no dma-buf".into()))?;
-        // SAFETY: the connection keeps `coll` open. The window keeps the memory mapped until it deregisters it, and the descriptor
-        // covers the memory from `offset` on. The outputs are local variables.
+        // SAFETY: the connection keeps `coll` open. The window keeps the memory mapped until it deregisters it, and the
+        // descriptor covers the memory from `offset` on. The outputs are local variables.
         let code = unsafe {
             register(
                 connection.coll,
@@ -95,12 +96,12 @@ impl Window {
         Ok(window)
     }
 
-    /// The `ncclGinWindow_t` for kernels.
+    /// Returns the `ncclGinWindow_t` for kernels.
     pub fn gin_handle(&self) -> *mut c_void {
         self.gin_handle
     }
 
-    /// The memory.
+    /// Returns the memory.
     pub fn memory(&self) -> &Arc<DeviceMemory> {
         &self.memory
     }
