@@ -1,5 +1,5 @@
 // A card that fails requests, stops or has too few counters, and a process at one of its limits: the plugin's line names cause and fix
-// within the time in docs/plugin.md, and no call hangs. scenarios/scenario-runner/tests/all/failures.rs does the same for our device code.
+// within the time in docs/software-card.md, and no call hangs. scenarios/scenario-runner/tests/all/failures.rs does the same for our device code.
 #include "scenarios.h"
 
 #include <stdio.h>
