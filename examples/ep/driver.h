@@ -2,7 +2,11 @@
 // would give the kernels: a device communicator and a window, of the host API's.
 #pragma once
 
-#ifdef __CUDA_ARCH__
+#if defined(__CUDA_ARCH__) && defined(NCCL_OWN_BACKEND)
+
+#include <nccl_device.h>
+
+#elif defined(__CUDA_ARCH__)
 
 #include <ferrogin/nccl_gin.cuh>
 

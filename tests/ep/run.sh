@@ -142,6 +142,9 @@ right "DeepEP, 4 ranks, two per node, weak memory" deepep 4 "-DTOPK=6" "PER_NODE
 right "DeepEP, a row per expert, 20 rounds, weak memory" deepep 2 "-DTOPK=6 -DEXPAND=1" "SOFTEFA_FAULTS=$faults,seed=15 $weak" rounds=20
 EDITS="--with deepep-read-signal" right "DeepEP, card signals and readSignal, 20 rounds" deepep 2 "" \
     "SOFTEFA_FAULTS=$faults,seed=19 FERROGIN_SIGNALS=card" rounds=20
+right "HT, NCCL's own backend, 20 rounds" ht 2 "-DNCCL_OWN_BACKEND" "FERROGIN_SIGNALS=card" rounds=20
+EDITS="--with deepep-read-signal" right "DeepEP, NCCL's own backend and readSignal" deepep 2 "-DNCCL_OWN_BACKEND" \
+    "SOFTEFA_FAULTS=$faults,seed=21 FERROGIN_SIGNALS=card $weak"
 
 if [ -n "${FERROGIN_SOAK:-}" ]; then
     for per_node in 1 2 4; do
@@ -206,5 +209,7 @@ noticed "LL with card signals" 8 ll "" "FERROGIN_SIGNALS=card SOFTEFA_FAULTS=del
 noticed "LL with weak order" 8 ll "" "SOFTEFA_FAULTS=reorder=1024,delay_us=0..400000" strong=0 experts=2 rounds=3
 noticed "DeepEP with card signals" 1 deepep "" FERROGIN_SIGNALS=card
 noticed "HT with weak order" 8 ht "" "SOFTEFA_FAULTS=reorder=1024,delay_us=1000..50000" strong=0 rounds=3
+noticed "HT with NCCL's own backend, which has no strong signals" 8 ht "" \
+    "FERROGIN_SIGNALS=card SOFTEFA_FAULTS=reorder=1024,delay_us=1000..50000" rounds=3 -- -DNCCL_OWN_BACKEND
 
 finish
