@@ -7,6 +7,7 @@ mod close;
 mod contract;
 mod errors;
 mod fork;
+mod gpu_contexts;
 mod gpu_windows;
 mod handles;
 mod harness;

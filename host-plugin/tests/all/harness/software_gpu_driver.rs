@@ -22,6 +22,18 @@ pub fn set_attribute(number: i32, value: i32) {
     assert_eq!(unsafe { start(0) } | unsafe { set.expect("the software GPU")(number, value) }, 0);
 }
 
+/// Returns whether an address is in a GPU's memory.
+pub fn is_gpu_memory(address: u64) -> bool {
+    const MEMORY_TYPE: i32 = 2;
+    let (driver, mut kind) = (driver(), 0u32);
+    type Attribute = unsafe extern "C" fn(*mut u32, i32, u64) -> i32;
+    // SAFETY: cuda.h declares the function with this type, for this attribute.
+    let get = unsafe { driver.get::<Attribute>(b"cuPointerGetAttribute\0") }.expect("a driver");
+    // SAFETY: the function writes the local variable.
+    let found = unsafe { get(&mut kind, MEMORY_TYPE, address) };
+    found == 0 && kind == 2
+}
+
 /// Returns the number of cuFlushGPUDirectRDMAWrites calls, and of stream reductions since the last one.
 pub fn flushes() -> (u64, u64) {
     let (driver, mut flushes, mut reduced) = (driver(), 0, 0);
