@@ -140,16 +140,12 @@ events! {
         /// The code of ferrogin or NCCL, not the program's.
         library: bool,
     }
-    /// Work given to a stream: number `task` of the stream. It begins after those before it, and after the points in `after` (stream, task).
-    13 Task { stream: u64, task: u64, after: Vec<u64> }
-    /// The program has seen that the stream's work up to `task` has ended.
-    14 Seen { stream: u64, task: u64 }
-    /// A task that is a launch.
-    15 Launch { launch: u64, stream: u64, task: u64, kernel: String }
+    /// A launch begins.
+    15 Launch { launch: u64, kernel: String }
     /// The launch has ended, by itself or by a fault.
     16 Ended { launch: u64 }
-    /// A task that reads or writes memory for the host.
-    17 HostCopy { stream: u64, task: u64, write: bool, address: u64, bytes: u64 }
+    /// The host reads or writes device memory with a copy.
+    17 HostCopy { write: bool, address: u64, bytes: u64 }
     /// What a thread has seen of the others: pairs of a key and a stamp. `clock` is unique in the launch.
     18 Clock { launch: u64, clock: u32, entries: Vec<u64> }
     /// Threads of one launch accessed memory that is shared with a card. `thread` and `stamp` name the moment for other threads' clocks.
@@ -162,15 +158,22 @@ events! {
         value: u64,
     }
     /// A thread wrote a request's first bytes to a slot of a card's queue, in a post that the program began with this clock.
-    20 Post { launch: u64, thread: u64, stamp: u32, clock: u32, place: u32, slot: u64 }
+    20 Post { launch: u64, thread: u64, stamp: u32, clock: u32, place: u32, slot: u64,
+        /// Its signal covers all earlier operations of the context to that peer.
+        strong: bool,
+    }
     /// A thread wrote a doorbell.
     21 Doorbell { launch: u64, thread: u64, stamp: u32, place: u32, address: u64, value: u64 }
     /// A thread has seen a word that a card counts in: a signal or a counter. Later accesses of the thread have a later stamp.
     22 Counted {
         launch: u64, thread: u64, stamp: u32, clock: u32, place: u32, address: u64,
-        /// What it saw, or the count that it waited for.
+        /// The count that it waited for, since the last reset; otherwise what it saw.
         value: u64,
-        /// 0: a load; 1: a wait for a signal or counter; 2: a flush.
+        /// What it saw.
+        raw: u64,
+        /// The id of the signal or counter, or `u32::MAX`.
+        signal: u32,
+        /// 1: a wait for a signal or counter; 2: a flush; 3: a reset; 4: a load of the value.
         call: u32,
     }
     /// A race inside a launch, found while it ran.
@@ -227,11 +230,6 @@ events! {
     51 CounterSet { card: u64, counter: u64, value: u64 }
     /// A peer's request brought immediate data, or a message of these words: an emulated signal, if the plugin posted it.
     52 Arrived { card: u64, queue: u32, from: u64, request: u64, words: Vec<u64> }
-
-    // The signal proxy.
-
-    /// A rank's signal proxy has added a peer's emulated signal to a word.
-    60 Added { address: u64, amount: u64, value: u64, from: u64, request: u64 }
 }
 
 /// The rank of a process whose launcher doesn't tell.
@@ -284,8 +282,16 @@ impl Log {
     pub fn write(&self, events: &[Event]) -> io::Result<()> {
         let (time, mut bytes) = (now(), Vec::new());
         events.iter().for_each(|event| encode(&mut bytes, time, event));
+        self.append(&bytes)
+    }
+
+    /// Appends encoded records.
+    ///
+    /// # Errors
+    /// The file can't be written, as on a full disk.
+    pub fn append(&self, records: &[u8]) -> io::Result<()> {
         // A single call, so that threads' records don't mix.
-        (&self.0).write_all(&bytes)
+        (&self.0).write_all(records)
     }
 }
 
@@ -322,7 +328,7 @@ mod tests {
         vec![
             Event::Process { rank: NO_RANK, pid: 7, library: "gpu".into() },
             Event::Place { place: 3, function: "sum".into(), lines: "a.cuh:1010\nb.cu:7".into(), library: false },
-            Event::Task { stream: 1, task: 2, after: vec![u64::MAX, 0, 127, 128] },
+            Event::Clock { launch: 1, clock: 2, entries: vec![u64::MAX, 0, 127, 128] },
             Event::Retired { card: u64::MAX, request: 1 << 40, failed: true },
         ]
     }

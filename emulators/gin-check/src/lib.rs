@@ -4,5 +4,6 @@ pub mod clock;
 pub mod event;
 pub mod join;
 pub mod race;
+pub mod record;
 pub mod report;
 mod shadow;

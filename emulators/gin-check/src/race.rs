@@ -195,6 +195,14 @@ impl Detector {
         Some((thread.stamp, thread.view.all.clone()))
     }
 
+    /// Ends a thread's stamp: what it does from now on isn't part of what its moments so far stand for.
+    pub fn step(&mut self, who: Who) {
+        if let Some((block, thread)) = self.thread(who) {
+            block.counter += 1;
+            block.threads[thread as usize].stamp = block.counter;
+        }
+    }
+
     fn is_library(&self, site: u32) -> bool {
         self.library.get(site as usize).copied().unwrap_or(false)
     }

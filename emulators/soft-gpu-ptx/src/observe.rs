@@ -31,6 +31,10 @@ impl Program {
             (0..function.body.code.len()).map(move |pc| Origin {
                 function: number as u32,
                 line: function.body.lines.get(pc).copied().unwrap_or(0),
+                posts: matches!(
+                    function.body.code[pc],
+                    Instruction { op: Op::Store { order: Order::Mmio, .. }, width: 64, .. }
+                ),
                 lines: self.lines_of(number, pc),
             })
         })

@@ -147,6 +147,8 @@ pub struct Origin {
     pub function: u32,
     /// Its line in the module's text.
     pub line: u32,
+    /// It stores a part of a request: `.mmio`, of 64 bits.
+    pub posts: bool,
     /// Its source line and those that it's inlined at, innermost first; none if the text doesn't have them.
     pub lines: Vec<SourceLine>,
 }

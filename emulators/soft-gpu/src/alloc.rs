@@ -4,6 +4,7 @@
 use std::ffi::c_int;
 use std::sync::Arc;
 
+use crate::check;
 use crate::code::{Code, Outcome};
 use crate::context::{self, CONTEXTS, Context};
 use crate::device;
@@ -59,6 +60,7 @@ fn allocate_in_order(out: Out<u64>, bytes: usize, pool: Option<Arc<Pool>>, strea
 /// Removes a range made by [`allocate`] from the table and frees its memory.
 pub(crate) fn release(start: u64, wanted: impl Fn(&Entry) -> bool) -> Outcome {
     let entry = space::remove(start, "freed memory", wanted).ok_or(Code::INVALID_VALUE)?;
+    check::freed(start, entry.len);
     let device = device::by_ordinal(entry.device)?;
     device.discharge(entry.len);
     if let Kind::Pooled(pool) = &entry.kind {

@@ -1,19 +1,28 @@
 //! What `ferrogin check` needs of this library: launches under its detector of races, and records of what they did.
 
 use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, LazyLock, Mutex};
 
 use gin_check::event::{Event, Log, directory};
 use gin_check::race::{Detector, Fault};
+use gin_check::record::{Code, Recorder};
 use soft_gpu_ptx::{Kernel, Launch, Loaded, Memory, Origin, Program, Statistics, Trap};
 
 use crate::guard::{lock, log};
+use crate::space;
 
 /// The record of this process, if it is checked.
-static LOG: LazyLock<Option<Log>> = LazyLock::new(|| {
-    let log_file = Log::create(&directory()?, "gpu");
-    log_file.inspect_err(|error| log(format_args!("cannot write the record for `ferrogin check`: {error}"))).ok()
-});
+static LOG: LazyLock<Option<Log>> = LazyLock::new(|| Log::create(&directory()?, "gpu").inspect_err(unwritten).ok());
+/// Device memory that a card may know: addresses from and to.
+static EXPORTED: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+/// The instructions of each loaded module, by its handle, which no other module gets.
+static MODULES: LazyLock<Mutex<HashMap<usize, Arc<Instructions>>>> = LazyLock::new(Mutex::default);
+
+fn unwritten(error: &std::io::Error) {
+    log(format_args!("cannot write the record for `ferrogin check`: {error}"));
+}
 
 /// Whether this process is checked.
 pub(crate) fn enabled() -> bool {
@@ -21,23 +30,10 @@ pub(crate) fn enabled() -> bool {
 }
 
 /// Records events.
-pub(crate) fn record(events: &[Event]) {
-    if let Some(file) = &*LOG
-        && let Err(error) = file.write(events)
-    {
-        log(format_args!("cannot write the record for `ferrogin check`: {error}"));
+fn record(events: &[Event]) {
+    if let Some(file) = &*LOG {
+        let _ = file.write(events).inspect_err(unwritten);
     }
-}
-
-/// A program's instructions.
-struct Code {
-    /// The number of the first place.
-    first: u32,
-    origins: Vec<Origin>,
-    library: Arc<[bool]>,
-    functions: Vec<(String, String)>,
-    /// Which places have been recorded.
-    recorded: Mutex<Vec<bool>>,
 }
 
 /// The headers of ferrogin that kernels include.
@@ -55,92 +51,134 @@ fn is_library_file(file: &str) -> bool {
 
 /// Whether a function belongs to ferrogin's device code.
 fn is_library_function(name: &str) -> bool {
-    name.starts_with("fgin_")
-        || ["ferrogin_device_kernels", "efa_dp_direct", "ferrogin_ffi"].iter().any(|part| name.contains(part))
+    let crates = ["ferrogin_device_kernels", "efa_dp_direct", "ferrogin_ffi"];
+    name.starts_with("fgin_") || crates.iter().any(|part| name.contains(part))
 }
 
-impl Code {
+/// A module's instructions.
+struct Instructions {
+    /// The number of the first one's place.
+    first: u32,
+    origins: Vec<Origin>,
+    code: Code,
+    /// The name of each function's module.
+    modules: Vec<String>,
+    /// Which places have been recorded.
+    recorded: Mutex<Vec<bool>>,
+}
+
+impl Instructions {
     fn new(program: &Program, first: u32) -> Self {
-        let functions: Vec<_> =
-            program.functions().map(|(name, module)| (name.to_owned(), module.to_owned())).collect();
-        let libraries: Vec<bool> = functions.iter().map(|(name, _)| is_library_function(name)).collect();
+        let functions = program.functions().map(|(name, module)| (name.to_owned(), module.to_owned()));
+        let (functions, modules): (Vec<_>, Vec<_>) = functions.unzip();
+        let of_library: Vec<bool> = functions.iter().map(|name| is_library_function(name)).collect();
         let origins: Vec<Origin> = program.origins().collect();
         let library = origins.iter().map(|origin| {
-            libraries[origin.function as usize] || origin.lines.iter().any(|line| is_library_file(&line.file))
+            of_library[origin.function as usize] || origin.lines.iter().any(|line| is_library_file(&line.file))
         });
         let library = library.collect();
-        Self { first, recorded: Mutex::new(vec![false; origins.len()]), origins, library, functions }
+        // A function of the fast path is a single statement, so its instructions have the same line. A flush posts nothing.
+        let is_fast =
+            |origin: &Origin| origin.lines.first().is_some_and(|line| line.file.ends_with("ferrogin/fast_path.cuh"));
+        let statements = origins.chunk_by(|one, other| one.function == other.function && one.lines == other.lines);
+        let flushes = statements.flat_map(|statement| {
+            let flushes = is_fast(&statement[0]) && !statement.iter().any(|origin| origin.posts);
+            std::iter::repeat_n(flushes, statement.len())
+        });
+        let code = Code { library, flushes: flushes.collect(), functions };
+        Self { first, recorded: Mutex::new(vec![false; origins.len()]), origins, code, modules }
     }
 
-    /// Adds the record of a place, unless there is one.
+    /// Returns the number of an instruction's place, and adds its record unless there is one.
     fn place(&self, site: u32, events: &mut Vec<Event>) -> u32 {
         let place = self.first + site;
-        if let (Some(origin), Some(recorded)) =
-            (self.origins.get(site as usize), lock(&self.recorded).get_mut(site as usize))
-            && !std::mem::replace(recorded, true)
-        {
-            let (function, module) = &self.functions[origin.function as usize];
-            let mut lines: Vec<String> =
-                origin.lines.iter().map(|line| format!("{}:{}", line.file, line.line)).collect();
+        let (at, mut recorded) = (site as usize, lock(&self.recorded));
+        if at < self.origins.len() && !std::mem::replace(&mut recorded[at], true) {
+            let origin = &self.origins[at];
+            let function = origin.function as usize;
+            let lines = origin.lines.iter().map(|line| format!("{}:{}", line.file, line.line));
+            let mut lines = lines.collect::<Vec<_>>().join("\n");
             if lines.is_empty() {
-                lines.push(format!("{module}:{}", origin.line));
+                lines = format!("{}:{}", self.modules[function], origin.line);
             }
-            let (lines, library) = (lines.join("\n"), self.library[site as usize]);
-            events.push(Event::Place { place, function: function.clone(), lines, library });
+            let (function, library) = (self.code.functions[function].clone(), self.code.library[at]);
+            events.push(Event::Place { place, function, lines, library });
         }
         place
     }
 }
 
-/// The code of each loaded module, by its handle, which no other module gets.
-static CODE: LazyLock<Mutex<HashMap<usize, Arc<Code>>>> = LazyLock::new(Mutex::default);
-
-/// Returns a module's code.
-fn code(module: usize, program: &Program) -> Arc<Code> {
-    let mut known = lock(&CODE);
-    let places = known.values().map(|code| code.origins.len() as u32).sum();
-    known.entry(module).or_insert_with(|| Arc::new(Code::new(program, places))).clone()
+/// Records that a program got a descriptor of device memory, which a card may register.
+pub(crate) fn exported(address: u64, bytes: u64, descriptor: BorrowedFd<'_>) {
+    if enabled() {
+        let inode = nix::sys::stat::fstat(descriptor).map_or(0, |found| found.st_ino);
+        let offset = nix::unistd::lseek(descriptor, 0, nix::unistd::Whence::SeekCur).unwrap_or(0) as u64;
+        record(&[Event::Memory { address, bytes, inode, offset }]);
+        lock(&EXPORTED).push((address, address + bytes));
+    }
 }
 
-/// A launch for the record: its number, and its stream's task.
-pub(crate) struct Numbers {
-    pub(crate) launch: u64,
-    pub(crate) stream: u64,
-    pub(crate) task: u64,
-    /// The handle of the kernel's module.
-    pub(crate) module: usize,
+/// Whether a card may know the memory at an address: of these ranges, or of the host.
+fn shares(ranges: &[(u64, u64)], address: u64) -> bool {
+    ranges.iter().any(|range| (range.0..range.1).contains(&address))
+        || space::find(address).is_some_and(|entry| !entry.on_device())
 }
 
-/// Runs a kernel, and records what it did.
+/// Records that the host reads or writes memory.
+pub(crate) fn host(address: u64, bytes: usize, write: bool) {
+    if enabled() && shares(&lock(&EXPORTED), address) {
+        record(&[Event::HostCopy { write, address, bytes: bytes as u64 }]);
+    }
+}
+
+/// Records that memory was freed.
+pub(crate) fn freed(address: u64, bytes: u64) {
+    if enabled() {
+        lock(&EXPORTED).retain(|range| range.0 < address || range.0 >= address + bytes);
+        record(&[Event::Freed { address, bytes }]);
+    }
+}
+
+/// Runs a kernel of a module, as launch `number`, and records what it did.
 #[allow(clippy::result_large_err)]
 pub(crate) fn run(
     loaded: &Loaded,
     kernel: &Kernel,
     launch: &Launch,
     memory: &dyn Memory,
-    stop: &std::sync::atomic::AtomicBool,
-    numbers: &Numbers,
+    stop: &AtomicBool,
+    (number, module): (u64, usize),
 ) -> Result<Statistics, Trap> {
-    let code = code(numbers.module, loaded.program());
+    let instructions = {
+        let mut known = lock(&MODULES);
+        let first = known.values().map(|module| module.origins.len() as u32).sum();
+        known.entry(module).or_insert_with(|| Arc::new(Instructions::new(loaded.program(), first))).clone()
+    };
     let lenient = std::env::var_os("GIN_CHECK_LENIENT").is_some_and(|value| value == "1");
-    let Numbers { launch: number, stream, task, .. } = *numbers;
-    record(&[Event::Launch { launch: number, stream, task, kernel: kernel.name.clone() }]);
-    let mut detector = Detector::new(code.library.clone(), lenient);
-    let result = soft_gpu_ptx::observe(loaded, kernel, launch, memory, stop, &mut detector);
+    record(&[Event::Launch { launch: number, kernel: kernel.name.clone() }]);
+    let ranges = lock(&EXPORTED).clone();
+    let shares = |address| shares(&ranges, address);
+    let races = Detector::new(instructions.code.library.clone(), lenient);
+    let mut recorder = Recorder::new(races, number, instructions.first, &instructions.code, &shares);
+    let result = soft_gpu_ptx::observe(loaded, kernel, launch, memory, stop, &mut recorder);
+    let (races, records, sites) = recorder.finish();
     let mut events = Vec::new();
-    for (pair, example) in detector.found() {
-        let (first, second) = (code.place(pair.first, &mut events), code.place(pair.second, &mut events));
+    for site in sites {
+        instructions.place(site, &mut events);
+    }
+    for (pair, example) in races.found() {
+        let (first, second) =
+            (instructions.place(pair.first, &mut events), instructions.place(pair.second, &mut events));
         let fault = match pair.fault {
             Fault::Race => 0,
             Fault::Unwritten => 8,
             Fault::NoProxyFence => 16,
         };
-        let flags = u32::from(pair.writes[0]) | u32::from(pair.writes[1]) << 1 | u32::from(pair.shared) << 2 | fault;
         events.push(Event::Raced {
             launch: number,
             first,
             second,
-            flags,
+            flags: u32::from(pair.writes[0]) | u32::from(pair.writes[1]) << 1 | u32::from(pair.shared) << 2 | fault,
             first_thread: example.first,
             second_thread: example.second,
             address: example.address,
@@ -149,6 +187,9 @@ pub(crate) fn run(
         });
     }
     events.push(Event::Ended { launch: number });
+    if let Some(file) = &*LOG {
+        let _ = file.append(&records).inspect_err(unwritten);
+    }
     record(&events);
     result
 }

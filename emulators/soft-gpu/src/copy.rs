@@ -4,6 +4,7 @@ use std::ffi::c_void;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use crate::check;
 use crate::code::{Code, Fault, Outcome};
 use crate::context::{self, CONTEXTS};
 use crate::device;
@@ -163,6 +164,7 @@ fn copy(to: Rows, from: Rows, extent: Extent, sides: (Side, Side), handle: usize
         stream.give(move |fault| {
             let _running = Running::begin();
             if to.still(extent, fault, device, true) {
+                to.all(extent).for_each(|row| check::host(row, extent.width, true));
                 for (part, row) in staged.chunks_exact(extent.width).zip(to.all(extent)) {
                     // SAFETY: `still` found the range, which stays mapped while this counts as running; the part is as long as the row.
                     unsafe { copy_bytes(row, part.as_ptr() as u64, extent.width) };
@@ -174,6 +176,8 @@ fn copy(to: Rows, from: Rows, extent: Extent, sides: (Side, Side), handle: usize
     let work = move |fault: &Fault| {
         let _running = Running::begin();
         if to.still(extent, fault, device, true) && from.still(extent, fault, device, false) {
+            to.all(extent).for_each(|row| check::host(row, extent.width, true));
+            from.all(extent).for_each(|row| check::host(row, extent.width, false));
             for (to, from) in to.all(extent).zip(from.all(extent)) {
                 // SAFETY: `still` found the ranges, which stay mapped while this counts as running. By the driver API's contract, the
                 // program's memory stays mapped until the copy is done.
@@ -227,6 +231,7 @@ fn set<const N: usize>(
         if !to.still(extent, fault, device, true) {
             return;
         }
+        to.all(extent).for_each(|row| check::host(row, extent.width, true));
         let one = value.iter().all(|byte| *byte == value[0]);
         let pattern = value.repeat(4096 / N);
         for row in to.all(extent) {

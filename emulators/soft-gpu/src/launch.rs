@@ -153,8 +153,7 @@ fn launch(handle: usize, shape: &Shape, stream: usize, arguments: &Arguments) ->
         let _running = Running::begin();
         let (loaded, kernel) = (&module.loaded, &function.kernel);
         let ended = if check::enabled() && !launch.weak {
-            let numbers = check::Numbers { launch: number, stream: 0, task: 0, module: module.handle };
-            check::run(loaded, kernel, &launch, &view, &NEVER, &numbers)
+            check::run(loaded, kernel, &launch, &view, &NEVER, (number, module.handle))
         } else {
             soft_gpu_ptx::run(loaded, kernel, &launch, &view, &NEVER)
         };

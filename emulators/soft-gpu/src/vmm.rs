@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, IntoRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex};
 
+use crate::check;
 use crate::code::{Code, Outcome};
 use crate::context;
 use crate::device;
@@ -451,7 +452,9 @@ api! {
         if kind != DMA_BUF || bytes == 0 || !aligned || flags > 1 {
             return Err(Code::INVALID_VALUE);
         }
-        out.cast::<c_int>().set(export_range(address, bytes)?.into_raw_fd())
+        let descriptor = export_range(address, bytes)?;
+        check::exported(address, bytes as u64, descriptor.as_fd());
+        out.cast::<c_int>().set(descriptor.into_raw_fd())
     }
 
     /// Returns the address of a dma-buf's bytes at `offset`, for the driver's copies: a software card uses it to reach device memory that

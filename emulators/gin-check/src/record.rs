@@ -1,0 +1,351 @@
+//! What a launch did that concerns other ranks: accesses to memory that a card knows, posts, doorbells, waits and flushes.
+
+use crate::clock::{self, Clock, Key};
+use crate::event::{Event, encode, now};
+use crate::race::Detector;
+use crate::shadow::Map;
+use soft_gpu_ptx::{Access, BulkStart, Does, MbarrierUse, Observer, Ordering, Who};
+use std::collections::{BTreeSet, HashMap};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// A call into the library, whose promises order more than a post does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Call {
+    /// An operation, or anything else.
+    Other = 0,
+    /// A wait for a signal or counter.
+    Wait = 1,
+    /// A flush, or a wait for one.
+    Flush = 2,
+    /// A reset of a signal or counter.
+    Reset = 3,
+    /// A load of a signal's or counter's value.
+    Value = 4,
+}
+
+impl Call {
+    /// Returns what a function of the library does.
+    pub fn of(function: &str) -> Self {
+        match function {
+            "fgin_wait_signal" | "fgin_wait_counter" => Self::Wait,
+            "fgin_reset_signal" | "fgin_reset_counter" => Self::Reset,
+            "fgin_read_signal" | "fgin_read_counter" => Self::Value,
+            "fgin_flush" | "fgin_flush_part" | "fgin_fast_flush" | "fgin_wait_request" | "fgin_test_request" => {
+                Self::Flush
+            }
+            _ => Self::Other,
+        }
+    }
+}
+
+/// What is known about a program's code.
+#[derive(Debug, Default)]
+pub struct Code {
+    /// Which instructions are library code.
+    pub library: Arc<[bool]>,
+    /// Which instructions belong to a flush that is inlined.
+    pub flushes: Vec<bool>,
+    /// The functions' names.
+    pub functions: Vec<String>,
+}
+
+/// The flag of a strong signal (`FGIN_STRONG`).
+const STRONG: u64 = 0x400;
+/// A request's bytes in its slot are at most this many.
+const SLOT: u64 = 128;
+
+#[derive(Default)]
+struct Thread {
+    /// The last access to shared memory of the program, which may grow.
+    last: Option<Pending>,
+    /// The library call that the thread is in: its function, and the arguments.
+    call: Option<(u32, Call, Vec<u64>)>,
+    /// Where the program calls.
+    place: u32,
+    /// What the thread has loaded in the call, by address.
+    loaded: Vec<(u64, u64)>,
+    /// The last word of a request that the thread wrote.
+    posted: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Pending {
+    site: u32,
+    flags: u32,
+    address: u64,
+    bytes: u64,
+    value: u64,
+}
+
+/// Finds a launch's races, and records what concerns other ranks.
+pub struct Recorder<'a> {
+    /// Finds the races.
+    pub races: Detector,
+    launch: u64,
+    code: &'a Code,
+    /// Whether a card knows the memory at an address.
+    shares: &'a dyn Fn(u64) -> bool,
+    records: Vec<u8>,
+    /// The places of the records.
+    sites: BTreeSet<u32>,
+    /// The first number of a place.
+    first: u32,
+    clocks: HashMap<*const Clock, (Rc<Clock>, u32)>,
+    threads: Map<Key, Thread>,
+}
+
+impl<'a> Recorder<'a> {
+    /// Makes the recorder of a launch. Instruction `n` is place `first + n` in the records.
+    pub fn new(races: Detector, launch: u64, first: u32, code: &'a Code, shares: &'a dyn Fn(u64) -> bool) -> Self {
+        let (records, sites, clocks, threads) = Default::default();
+        Self { races, launch, code, shares, records, sites, first, clocks, threads }
+    }
+
+    /// Returns the records, and the instructions that they name.
+    pub fn finish(mut self) -> (Detector, Vec<u8>, BTreeSet<u32>) {
+        let keys: Vec<Key> = self.threads.keys().copied().collect();
+        for key in keys {
+            self.flush_access(key);
+        }
+        (self.races, self.records, self.sites)
+    }
+
+    fn add(&mut self, event: &Event) {
+        encode(&mut self.records, now(), event);
+    }
+
+    fn place(&mut self, site: u32) -> u32 {
+        self.sites.insert(site);
+        self.first + site
+    }
+
+    /// Returns a thread's stamp and the number of its clock.
+    fn moment(&mut self, key: Key) -> Option<(u32, u32)> {
+        let (block, Some(thread)) = clock::place(key) else { return None };
+        let (stamp, clock) = self.races.moment(Who { block, thread })?;
+        let next = self.clocks.len() as u32;
+        let address = Rc::as_ptr(&clock);
+        if let Some((_, number)) = self.clocks.get(&address) {
+            return Some((stamp, *number));
+        }
+        let entries = clock.entries().iter().flat_map(|&(key, stamp)| [key, u64::from(stamp)]).collect();
+        let launch = self.launch;
+        self.add(&Event::Clock { launch, clock: next, entries });
+        self.clocks.insert(address, (clock, next));
+        Some((stamp, next))
+    }
+
+    /// Records the access that a thread may still be making.
+    fn flush_access(&mut self, thread: Key) {
+        let Some(last) = self.threads.get_mut(&thread).and_then(|own| own.last.take()) else { return };
+        let Some((stamp, clock)) = self.moment(thread) else { return };
+        let (launch, place) = (self.launch, self.place(last.site));
+        let Pending { flags, address, bytes, value, .. } = last;
+        self.add(&Event::Access { launch, thread, stamp, clock, place, flags, address, bytes, value });
+    }
+
+    /// Ends a moment of a thread: what it does next comes after it for others, too.
+    fn step(&mut self, who: Who) -> Option<(Key, u32, u32)> {
+        let key = clock::thread(who.block, who.thread);
+        self.flush_access(key);
+        let (stamp, clock) = self.moment(key)?;
+        self.races.step(who);
+        Some((key, stamp, clock))
+    }
+
+    fn program_access(&mut self, who: Who, access: &Access) {
+        if access.shared || !(self.shares)(access.address) {
+            return;
+        }
+        let key = clock::thread(who.block, who.thread);
+        let flags = u32::from(access.does != Does::Load) | u32::from(access.ordering.is_some()) << 1;
+        let new = Pending {
+            site: access.site,
+            flags,
+            address: access.address,
+            bytes: access.bytes.into(),
+            value: access.value,
+        };
+        let own = self.threads.entry(key).or_default();
+        if let Some(last) = &mut own.last
+            && (last.site, last.flags) == (new.site, flags)
+        {
+            if flags == 2 && last.address == new.address {
+                last.value = new.value;
+                return;
+            }
+            if flags < 2 && (last.address..=last.address + last.bytes).contains(&new.address) {
+                last.bytes = last.bytes.max(new.address + new.bytes - last.address);
+                return;
+            }
+        }
+        self.flush_access(key);
+        self.threads.entry(key).or_default().last = Some(new);
+    }
+
+    fn library_access(&mut self, who: Who, access: &Access) {
+        let key = clock::thread(who.block, who.thread);
+        if access.mmio && access.does == Does::Store {
+            let own = self.threads.entry(key).or_default();
+            let (place, call) = (own.place, own.call.clone());
+            if access.bytes == 4 {
+                own.posted = 0;
+                if let Some((thread, stamp, _)) = self.step(who) {
+                    let (launch, address, value) = (self.launch, access.address, access.value);
+                    let place = self.place(place);
+                    self.add(&Event::Doorbell { launch, thread, stamp, place, address, value });
+                }
+                return;
+            }
+            let begins = !(own.posted..own.posted + SLOT).contains(&access.address) || access.address % 64 == 0;
+            own.posted = access.address;
+            if begins && let Some((thread, stamp, clock)) = self.step(who) {
+                let strong =
+                    call.is_some_and(|(_, _, arguments)| arguments.last().is_some_and(|flags| flags & STRONG != 0));
+                let (launch, slot) = (self.launch, access.address);
+                let place = self.place(place);
+                self.add(&Event::Post { launch, thread, stamp, clock, place, slot, strong });
+            }
+            return;
+        }
+        if access.shared || access.does != Does::Load || access.ordering.is_none() {
+            return;
+        }
+        let inlined = self.code.flushes.get(access.site as usize).copied().unwrap_or(false);
+        let own = self.threads.entry(key).or_default();
+        let call = match &own.call {
+            Some((_, call, _)) => *call,
+            None if inlined => Call::Flush,
+            None => Call::Other,
+        };
+        if call == Call::Other {
+            return;
+        }
+        let known = own.loaded.iter_mut().find(|loaded| loaded.0 == access.address);
+        let changed = known.as_ref().is_none_or(|loaded| loaded.1 != access.value);
+        match known {
+            Some(loaded) => loaded.1 = access.value,
+            None => own.loaded.push((access.address, access.value)),
+        }
+        // A flush waits for several counters, and one that is inlined has no end that shows.
+        if call == Call::Flush && changed {
+            let place = own.place;
+            self.counted(who, place, (access.address, access.value), access.value, u32::MAX, call);
+        }
+    }
+
+    fn counted(&mut self, who: Who, place: u32, (address, raw): (u64, u64), value: u64, signal: u32, call: Call) {
+        let Some((thread, stamp, clock)) = self.step(who) else { return };
+        let (launch, place, call) = (self.launch, self.place(place), call as u32);
+        self.add(&Event::Counted { launch, thread, stamp, clock, place, address, value, raw, signal, call });
+    }
+}
+
+impl Observer for Recorder<'_> {
+    fn begin(&mut self, block: u32, threads: u32, shared: u32) {
+        self.races.begin(block, threads, shared);
+    }
+
+    fn end(&mut self, block: u32) {
+        let keys: Vec<Key> = self.threads.keys().copied().filter(|key| clock::place(*key).0 == block).collect();
+        for key in keys {
+            self.flush_access(key);
+            self.threads.remove(&key);
+        }
+        self.races.end(block);
+    }
+
+    fn access(&mut self, who: Who, access: &Access) {
+        let is_library = self.code.library.get(access.site as usize).copied().unwrap_or(false);
+        if is_library || access.mmio {
+            let key = clock::thread(who.block, who.thread);
+            let own = self.threads.entry(key).or_default();
+            if own.call.is_none() {
+                own.place = access.site;
+            }
+            self.library_access(who, access);
+        } else {
+            self.program_access(who, access);
+        }
+        self.races.access(who, access);
+    }
+
+    fn fence(&mut self, who: Who, site: u32, ordering: Ordering) {
+        self.flush_access(clock::thread(who.block, who.thread));
+        self.races.fence(who, site, ordering);
+    }
+
+    fn arrive(&mut self, who: Who, number: u32, waits: bool) {
+        self.flush_access(clock::thread(who.block, who.thread));
+        self.races.arrive(who, number, waits);
+    }
+
+    fn barrier(&mut self, block: u32, number: u32) {
+        self.races.barrier(block, number);
+    }
+
+    fn warp(&mut self, block: u32, warp: u32, lanes: u32, barrier: bool, site: u32) {
+        for lane in (0..32).filter(|lane| lanes >> lane & 1 == 1) {
+            self.flush_access(clock::thread(block, warp * 32 + lane));
+        }
+        self.races.warp(block, warp, lanes, barrier, site);
+    }
+
+    fn mbarrier(&mut self, who: Who, site: u32, at: u32, phase: u32, usage: MbarrierUse) {
+        self.flush_access(clock::thread(who.block, who.thread));
+        self.races.mbarrier(who, site, at, phase, usage);
+    }
+
+    fn bulk(&mut self, who: Who, start: &BulkStart, phases: (u32, u32)) {
+        if (self.shares)(start.global) {
+            // The copy is the thread's own access for other ranks.
+            let key = clock::thread(who.block, who.thread);
+            self.flush_access(key);
+            let (flags, bytes) = (u32::from(!start.to_shared), u64::from(start.bytes));
+            let copy = Pending { site: start.site, flags, address: start.global, bytes, value: 0 };
+            self.threads.entry(key).or_default().last = Some(copy);
+            self.flush_access(key);
+        }
+        self.races.bulk(who, start, phases);
+    }
+
+    fn bulk_wait(&mut self, who: Who, group: u32, read: bool) {
+        self.flush_access(clock::thread(who.block, who.thread));
+        self.races.bulk_wait(who, group, read);
+    }
+
+    fn proxy_fence(&mut self, who: Who) {
+        self.flush_access(clock::thread(who.block, who.thread));
+        self.races.proxy_fence(who);
+    }
+
+    fn call(&mut self, who: Who, site: u32, function: u32, arguments: &[u64]) {
+        let Some(name) = self.code.functions.get(function as usize).filter(|name| name.starts_with("fgin_")) else {
+            return;
+        };
+        let call = Call::of(name);
+        let own = self.threads.entry(clock::thread(who.block, who.thread)).or_default();
+        if own.call.is_none() {
+            own.call = Some((function, call, arguments.to_vec()));
+            own.loaded.clear();
+            own.place = site;
+        }
+    }
+
+    fn leave(&mut self, who: Who, function: u32) {
+        let key = clock::thread(who.block, who.thread);
+        let Some(own) = self.threads.get_mut(&key) else { return };
+        let Some((_, call, arguments)) = own.call.take_if(|call| call.0 == function) else { return };
+        let (place, loaded) = (own.place, std::mem::take(&mut own.loaded));
+        let signal = arguments.get(1).map_or(u32::MAX, |id| *id as u32);
+        if call == Call::Other || call == Call::Flush {
+            return;
+        }
+        for (address, raw) in loaded {
+            let value = if call == Call::Wait { arguments.get(2).copied().unwrap_or(raw) } else { raw };
+            self.counted(who, place, (address, raw), value, signal, call);
+        }
+    }
+}
