@@ -91,6 +91,13 @@ impl Clock {
         self.get(key & !0xffff) >= stamp || self.get(warp) >= stamp || self.get(key) >= stamp
     }
 
+    /// Returns the last stamp of `key` that has been seen.
+    pub fn seen(&self, key: Key) -> u32 {
+        let warp = warp_of(key).map_or(0, |warp| self.get(warp));
+        let block = if key & 0xffff < READS { self.get(key & !0xffff) } else { 0 };
+        self.get(key).max(warp).max(block)
+    }
+
     /// Whether what all threads of a warp did at `stamp` has been seen, by an entry of the warp or its block.
     pub fn covers_warp(&self, warp: Key, stamp: u32) -> bool {
         self.get(warp & !0xffff) >= stamp || self.get(warp) >= stamp

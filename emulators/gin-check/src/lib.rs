@@ -2,6 +2,7 @@
 
 pub mod clock;
 pub mod event;
+mod facts;
 pub mod join;
 pub mod race;
 pub mod record;

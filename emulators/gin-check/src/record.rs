@@ -51,6 +51,19 @@ pub struct Code {
     pub functions: Vec<String>,
 }
 
+/// The headers of ferrogin that kernels include.
+const HEADERS: [&str; 7] =
+    ["gin.cuh", "gin.h", "post.cuh", "fast_path.cuh", "nccl_gin.cuh", "nccl_gin_backend.cuh", "layout.h"];
+
+/// Whether a source file belongs to ferrogin's device code or NCCL's.
+pub fn is_library_file(file: &str) -> bool {
+    let (directory, name) = file.rsplit_once('/').unwrap_or(("", file));
+    let crates = ["device-kernels/src/", "efa-dp-direct/src/", "ffi-headers/src/"];
+    directory.ends_with("ferrogin") && HEADERS.contains(&name)
+        || file.contains("/nccl_device/")
+        || crates.iter().any(|part| file.contains(part))
+}
+
 /// The flag of a strong signal (`FGIN_STRONG`).
 const STRONG: u64 = 0x400;
 /// A request's bytes in its slot are at most this many.
@@ -199,7 +212,8 @@ impl<'a> Recorder<'a> {
                 }
                 return;
             }
-            let begins = !(own.posted..own.posted + SLOT).contains(&access.address) || access.address % 64 == 0;
+            let begins =
+                !(own.posted..own.posted + SLOT).contains(&access.address) || access.address.is_multiple_of(64);
             own.posted = access.address;
             if begins && let Some((thread, stamp, clock)) = self.step(who) {
                 let strong =

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use gin_check::event::{Event, Log, directory};
 use gin_check::race::{Detector, Fault};
-use gin_check::record::{Code, Recorder};
+use gin_check::record::{Code, Recorder, is_library_file};
 use soft_gpu_ptx::{Kernel, Launch, Loaded, Memory, Origin, Program, Statistics, Trap};
 
 use crate::guard::{lock, log};
@@ -34,19 +34,6 @@ fn record(events: &[Event]) {
     if let Some(file) = &*LOG {
         let _ = file.write(events).inspect_err(unwritten);
     }
-}
-
-/// The headers of ferrogin that kernels include.
-const HEADERS: [&str; 7] =
-    ["gin.cuh", "gin.h", "post.cuh", "fast_path.cuh", "nccl_gin.cuh", "nccl_gin_backend.cuh", "layout.h"];
-
-/// Whether a source file belongs to ferrogin's device code or NCCL's.
-fn is_library_file(file: &str) -> bool {
-    let (directory, name) = file.rsplit_once('/').unwrap_or(("", file));
-    let crates = ["device-kernels/src/", "efa-dp-direct/src/", "ffi-headers/src/"];
-    directory.ends_with("ferrogin") && HEADERS.contains(&name)
-        || file.contains("/nccl_device/")
-        || crates.iter().any(|part| file.contains(part))
 }
 
 /// Whether a function belongs to ferrogin's device code.
