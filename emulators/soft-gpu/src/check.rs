@@ -38,7 +38,7 @@ fn record(events: &[Event]) {
 
 /// Whether a function belongs to ferrogin's device code.
 fn is_library_function(name: &str) -> bool {
-    let crates = ["ferrogin_device_kernels", "efa_dp_direct", "ferrogin_ffi"];
+    let crates = ["ferrogin_device", "efa_dp_direct", "ferrogin_ffi"];
     name.starts_with("fgin_") || crates.iter().any(|part| name.contains(part))
 }
 
