@@ -93,7 +93,6 @@ fn check(args: &CheckArgs) -> Result<ExitCode, String> {
         }
         merge(&mut reports, join(&files));
     }
-    reports.retain(|report| !args.lenient || report.lenient_too);
     let (excepted, reports): (Vec<Report>, Vec<Report>) =
         reports.into_iter().partition(|report| exceptions.iter().any(|exception| exception.covers(report)));
     for unused in exceptions.iter().filter(|exception| !excepted.iter().any(|report| exception.covers(report))) {

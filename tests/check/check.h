@@ -42,6 +42,8 @@ struct Args {
     asm volatile("ld." sem ".b32 %0, [%1];" : "=r"(value_) : "l"(p) : "memory"); \
     value_; \
   })
+// A plain load that stays where it is.
+#define READ(x) LOAD("weak", &(x))
 #define STORE(sem, p, v) asm volatile("st." sem ".b32 [%0], %1;" ::"l"(p), "r"(v) : "memory")
 #define ADD(sem, p, v) asm volatile("red." sem ".global.add.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory")
 #define FENCE(scope) asm volatile("fence.acq_rel." scope ";" ::: "memory")

@@ -5,7 +5,7 @@ KERNEL(shared_without_barrier) {
   __shared__ uint32_t x;
   if (is(0)) x = 7;  // CHECK race
   FIX(__syncthreads());
-  if (is(32)) EXPECT(x == 7);  // CHECK race
+  if (is(32)) EXPECT(READ(x) == 7);  // CHECK race
 }
 
 // The loop's second round writes what the first still reads.
@@ -14,7 +14,7 @@ KERNEL(shared_reused_early) {
   for (uint32_t round = 0; round < 3; round++) {
     if (is(0)) x = round;  // CHECK race
     __syncthreads();
-    EXPECT(x == round);  // CHECK race
+    EXPECT(READ(x) == round);  // CHECK race
     FIX(__syncthreads());
   }
 }
@@ -26,7 +26,7 @@ KERNEL(shared_never_written) {
     x[0] = x[1] = x[2] = 0;
   }
   __syncthreads();
-  if (is(1)) EXPECT(LOAD("volatile", &x[3]) == 0);  // CHECK unwritten
+  if (is(1)) EXPECT(READ(x[3]) == 0);  // CHECK unwritten
 }
 
 // __syncwarp orders the lanes of one warp only.
@@ -36,7 +36,7 @@ KERNEL(warp_barrier_for_a_block) {
   FIX(__syncthreads());
   BUG(__syncwarp());
   uint32_t other = (threadIdx.x + 32) % 128;
-  EXPECT(x[other] == other);  // CHECK race
+  EXPECT(READ(x[other]) == other);  // CHECK race
 }
 
 KERNEL(lanes_without_barrier) {
@@ -44,7 +44,7 @@ KERNEL(lanes_without_barrier) {
   x[threadIdx.x] = threadIdx.x;  // CHECK race
   FIX(__syncwarp());
   uint32_t other = threadIdx.x ^ 1;
-  EXPECT(x[other] == other);  // CHECK race
+  EXPECT(READ(x[other]) == other);  // CHECK race
 }
 
 // A shuffle between the store and the load: PTX gives it no order, and much code assumes one. Silent with --lenient.
@@ -54,7 +54,7 @@ KERNEL(lanes_by_shuffle) {
   FIX(__syncwarp());
   uint32_t other;
   asm volatile("shfl.sync.bfly.b32 %0, %1, 1, 0x1f, -1;" : "=r"(other) : "r"(threadIdx.x) : "memory");
-  EXPECT(x[other] == other);  // CHECK race
+  EXPECT(READ(x[other]) == other);  // CHECK race
 }
 
 // Two warps meet at a named barrier, and a third reads what they wrote.
@@ -62,7 +62,7 @@ KERNEL(barrier_of_two_warps) {
   __shared__ uint32_t x;
   if (is(0)) x = 7;  // CHECK race
   if (threadIdx.x < FIX(96) BUG(64)) asm volatile("bar.sync 1, %0;" ::"r"(FIX(96) BUG(64)) : "memory");
-  if (is(64)) EXPECT(x == 7);  // CHECK race
+  if (is(64)) EXPECT(READ(x) == 7);  // CHECK race
 }
 
 KERNEL(grid_two_stores) {
@@ -78,7 +78,7 @@ KERNEL(grid_relaxed_flag) {
   if (is(0) && blockIdx.x == 1) {
     while (LOAD("relaxed.gpu", &a.memory[32]) == 0) {}
     FIX(FENCE("gpu"));
-    EXPECT(a.memory[0] == 7);  // CHECK race
+    EXPECT(READ(a.memory[0]) == 7);  // CHECK race
   }
 }
 
@@ -89,7 +89,7 @@ KERNEL(grid_flag_without_acquire) {
   }
   if (is(0) && blockIdx.x == 1) {
     while (LOAD(FIX("acquire.gpu") BUG("relaxed.gpu"), &a.memory[32]) == 0) {}
-    EXPECT(a.memory[0] == 7);  // CHECK race
+    EXPECT(READ(a.memory[0]) == 7);  // CHECK race
   }
 }
 
@@ -100,7 +100,7 @@ KERNEL(grid_flag_without_release) {
   }
   if (is(0) && blockIdx.x == 1) {
     while (LOAD("acquire.gpu", &a.memory[32]) == 0) {}
-    EXPECT(a.memory[0] == 7);  // CHECK race
+    EXPECT(READ(a.memory[0]) == 7);  // CHECK race
   }
 }
 
@@ -112,7 +112,7 @@ KERNEL(grid_fence_of_a_block) {
   }
   if (is(0) && blockIdx.x == 1) {
     while (LOAD("acquire.gpu", &a.memory[32]) == 0) {}
-    EXPECT(a.memory[0] == 7);  // CHECK race
+    EXPECT(READ(a.memory[0]) == 7);  // CHECK race
   }
 }
 
@@ -126,7 +126,7 @@ KERNEL(count_after_release) {
   }
   if (is(32)) {
     while (LOAD("acquire.gpu", &a.memory[0]) == 0) {}
-    EXPECT(count == 7);  // CHECK race
+    EXPECT(READ(count) == 7);  // CHECK race
   }
 }
 
@@ -138,7 +138,7 @@ KERNEL(grid_release_before_barrier) {
     if (is(0)) STORE("release.gpu", &a.memory[512], 1);
   } else if (is(0)) {
     while (LOAD("acquire.gpu", &a.memory[512]) == 0) {}
-    EXPECT(a.memory[100] == 7);  // CHECK race
+    EXPECT(READ(a.memory[100]) == 7);  // CHECK race
   }
 }
 
@@ -151,7 +151,7 @@ KERNEL(bulk_store_without_proxy_fence) {
     PTX("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], 128;", "l"(a.memory), "r"(SHARED(x)));  // CHECK race
     PTX("cp.async.bulk.commit_group;");
     PTX("cp.async.bulk.wait_group 0;");
-    EXPECT(a.memory[5] == 7);
+    EXPECT(READ(a.memory[5]) == 7);
   }
 }
 
@@ -165,7 +165,7 @@ KERNEL(bulk_source_reused) {
     FIX(PTX("cp.async.bulk.wait_group.read 0;");)
     for (int i = 0; i < 32; i++) x[i] = 8;  // CHECK race
     PTX("cp.async.bulk.wait_group 0;");
-    EXPECT(a.memory[5] == 7);
+    EXPECT(READ(a.memory[5]) == 7);
   }
 }
 
@@ -179,6 +179,6 @@ KERNEL(bulk_result_read_early) {
     PTX("cp.async.bulk.commit_group;");
     FIX(PTX("cp.async.bulk.wait_group 0;");)
     BUG(PTX("cp.async.bulk.wait_group.read 0;");)
-    EXPECT(a.memory[5] == 7);  // CHECK race
+    EXPECT(READ(a.memory[5]) == 7);  // CHECK race
   }
 }

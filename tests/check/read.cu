@@ -5,7 +5,7 @@ KERNEL(read_without_wait) {
   ONE_THREAD(0);
   gin.putValue(a.peer, a.window, 0, 100 + a.rank, SignalInc{0});  // CHECK read
   FIX(gin.waitSignal(0, 1);)
-  EXPECT(WORD(0) == 100 + a.peer);  // CHECK read
+  EXPECT(READ(WORD(0)) == 100 + a.peer);  // CHECK read
   BUG(gin.waitSignal(0, 1);)
   gin.flush();
 }
@@ -17,7 +17,7 @@ KERNEL(wait_for_one_of_two) {
   gin.put(a.peer, a.window, 0, a.window, 1024, 64, SignalInc{0});
   gin.put(a.peer, a.window, 64, a.window, 1024, 64, SignalInc{0});  // CHECK read
   gin.waitSignal(0, FIX(2) BUG(1));
-  EXPECT(WORD(64) == 100 + a.peer);  // CHECK read
+  EXPECT(READ(WORD(64)) == 100 + a.peer);  // CHECK read
   BUG(gin.waitSignal(0, 2);)
   gin.flush();
 }
@@ -31,7 +31,7 @@ KERNEL(wait_in_another_context) {
   other.signal(a.peer, SignalInc{0});
   other.waitSignal(0, 1);
   FIX(gin.waitSignal(0, 1);)
-  EXPECT(WORD(0) == 100 + a.peer);  // CHECK read
+  EXPECT(READ(WORD(0)) == 100 + a.peer);  // CHECK read
   BUG(gin.waitSignal(0, 1);)
   gin.flush();
   other.flush();
@@ -45,7 +45,7 @@ KERNEL(flag_after_put) {
   FIX(gin.flush();)
   gin.putValue(a.peer, a.window, 2048, 1u);
   while (LOAD("acquire.sys", &WORD(2048)) != 1) {}
-  EXPECT(WORD(0) == 100 + a.peer);  // CHECK read
+  EXPECT(READ(WORD(0)) == 100 + a.peer);  // CHECK read
   gin.flush();
 }
 
@@ -65,7 +65,7 @@ KERNEL(signal_of_the_next_put) {
   FIX(gin.flush();)
   gin.put(a.peer, a.window, 64, a.window, 1024, 64, SignalInc{0});
   gin.waitSignal(0, 1);
-  EXPECT(WORD(0) == 100 + a.peer);  // CHECK read
+  EXPECT(READ(WORD(0)) == 100 + a.peer);  // CHECK read
   gin.flush();
 }
 
@@ -75,7 +75,7 @@ KERNEL(wait_for_the_other_signal) {
   gin.put(a.peer, a.window, 0, a.window, 1024, 64, SignalInc{0});  // CHECK read
   gin.put(a.peer, a.window, 64, a.window, 1024, 64, SignalInc{1});
   gin.waitSignal(FIX(0) BUG(1), 1);
-  EXPECT(WORD(0) == 100 + a.peer);  // CHECK read
+  EXPECT(READ(WORD(0)) == 100 + a.peer);  // CHECK read
   gin.waitSignal(FIX(1) BUG(0), 1);
   gin.flush();
 }
@@ -84,7 +84,7 @@ KERNEL(get_without_flush) {
   ONE_THREAD(0);
   gin.get(a.peer, a.window, 0, a.window, 1024, 64);  // CHECK read
   FIX(gin.flush();)
-  EXPECT(WORD(1024) == 0);  // CHECK read
+  EXPECT(READ(WORD(1024)) == 0);  // CHECK read
   BUG(gin.flush();)
 }
 
@@ -97,7 +97,7 @@ KERNEL(wait_of_another_thread) {
     gin.flush();
   }
   FIX(__syncthreads());
-  if (is(32)) EXPECT(WORD(0) == 100 + a.peer);  // CHECK read
+  if (is(32)) EXPECT(READ(WORD(0)) == 100 + a.peer);  // CHECK read
 }
 
 // A barrier of the ranks orders nothing that wasn't flushed. The driver reads the value.
@@ -114,7 +114,7 @@ KERNEL(barrier_without_flush) {
 }
 KERNEL(barrier_without_flush_then) {
   ONE_THREAD(0);
-  EXPECT(WORD(0) == 100 + a.peer);  // CHECK read
+  EXPECT(READ(WORD(0)) == 100 + a.peer);  // CHECK read
 }
 
 // A weak signal covers its own operation, not the put before it.
@@ -124,7 +124,7 @@ KERNEL(strong_signal_missing) {
   gin.put(a.peer, a.window, 0, a.window, 1024, 64);  // CHECK weak
   gin.signal(a.peer, FIX(StrongSignalInc) BUG(SignalInc){0});
   gin.waitSignal(0, 1);
-  EXPECT(WORD(0) == 100 + a.peer);  // CHECK weak
+  EXPECT(READ(WORD(0)) == 100 + a.peer);  // CHECK weak
   gin.flush();
 }
 
@@ -135,6 +135,6 @@ KERNEL(strong_word_missing) {
   gin.put(a.peer, a.window, 0, a.window, 1024, 64);  // CHECK weak
   gin.signal(a.peer, FIX(StrongVASignalInc) BUG(VASignalInc){a.window, 4096});
   while (LOAD("acquire.sys", &WORD(4096)) != 1) {}
-  EXPECT(WORD(0) == 100 + a.peer);  // CHECK weak
+  EXPECT(READ(WORD(0)) == 100 + a.peer);  // CHECK weak
   gin.flush();
 }

@@ -8,7 +8,7 @@ KERNEL(source_reused) {
   FIX(gin.flush();)
   WORD(1024) = 1;  // CHECK source
   gin.waitSignal(0, 1);
-  EXPECT(WORD(0) == 100 + a.peer);
+  EXPECT(READ(WORD(0)) == 100 + a.peer);
   gin.flush();
 }
 
@@ -49,8 +49,9 @@ KERNEL(signal_taken_for_a_flush) {
 // Another warp changes the source without meeting the thread that flushes.
 KERNEL(source_reused_by_another_thread) {
   Gin<> gin(a.handle, 0);
+  if (is(32)) FILL(1024);
+  __syncthreads();
   if (is(0)) {
-    FILL(1024);
     gin.put(a.peer, a.window, 0, a.window, 1024, 64);  // CHECK source
     gin.flush();
   }
@@ -66,7 +67,7 @@ KERNEL(source_not_written_yet) {
   if (is(0)) {
     gin.put(a.peer, a.window, 0, a.window, 1024, 64, SignalInc{0});  // CHECK source
     gin.waitSignal(0, 1);
-    EXPECT(WORD(0) == 100 + a.peer);
+    EXPECT(READ(WORD(0)) == 100 + a.peer);
     gin.flush();
   }
 }

@@ -530,7 +530,7 @@ impl Run {
     }
 
     fn report(&self, kind: Kind, first: Access, second: Option<Access>, memory: String, bytes: u64) -> Report {
-        Report { kind, first, second, memory, bytes, count: 1, lenient_too: true }
+        Report { kind, first, second, memory, bytes, count: 1 }
     }
 
     /// The races that were found inside launches.
@@ -571,7 +571,6 @@ impl Run {
                             memory: format!("{space} at {address:#x}"),
                             bytes: bytes.into(),
                             count,
-                            lenient_too: true,
                         };
                         merge(&mut reports, vec![report]);
                     }

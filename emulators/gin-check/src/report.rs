@@ -128,8 +128,6 @@ pub struct Report {
     pub bytes: u64,
     /// How often it was seen.
     pub count: u64,
-    /// The lenient level reports it too.
-    pub lenient_too: bool,
 }
 
 impl Access {
@@ -224,18 +222,25 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// Adds reports to others; the same mistake is one report with the sum of the counts.
+/// Adds reports to others; the same mistake is one report with the sum of the counts. A race says why its read found nothing written.
 pub fn merge(into: &mut Vec<Report>, more: Vec<Report>) {
     for report in more {
         match into.iter_mut().find(|known| known.is_same(&report)) {
             Some(known) => {
                 known.count += report.count;
                 known.bytes = known.bytes.max(report.bytes);
-                known.lenient_too |= report.lenient_too;
             }
             None => into.push(report),
         }
     }
+    let races: Vec<Access> = into
+        .iter()
+        .filter(|report| report.kind == Kind::Race)
+        .flat_map(|report| report.sides().cloned().collect::<Vec<_>>())
+        .collect();
+    let explains =
+        |race: &Access, report: &Report| race.kernel == report.first.kernel && race.lines == report.first.lines;
+    into.retain(|report| report.kind != Kind::Unwritten || !races.iter().any(|race| explains(race, report)));
 }
 
 /// A mistake that a program's authors accept.
@@ -309,7 +314,6 @@ mod tests {
             memory: "the window of rank 1".into(),
             bytes: 4,
             count: 1,
-            lenient_too: true,
         }
     }
 
@@ -321,6 +325,14 @@ mod tests {
         merge(&mut all, vec![swapped, report(Kind::Write, "a.cu:1", "a.cu:2"), report(Kind::Read, "a.cu:1", "a.cu:3")]);
         assert_eq!(all.iter().map(|report| report.count).collect::<Vec<_>>(), [6, 1, 1]);
         assert_eq!(all[0].bytes, 64);
+    }
+
+    #[test]
+    fn race_explains_a_read_of_what_nobody_wrote() {
+        let unwritten = |line| Report { second: None, ..report(Kind::Unwritten, line, "") };
+        let mut all = Vec::new();
+        merge(&mut all, vec![unwritten("a.cu:2"), unwritten("a.cu:3"), report(Kind::Race, "a.cu:1", "a.cu:2")]);
+        assert_eq!(all.iter().map(|report| report.first.place()).collect::<Vec<_>>(), ["a.cu:3", "a.cu:1"]);
     }
 
     #[test]
