@@ -87,6 +87,7 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
         script("MPI programs", "tests/mpi/run.sh").after("libfabric programs"),
         script("programs of other projects", "tests/programs/run.sh").after("MPI programs"),
         script("expert-parallel kernels", "tests/ep/run.sh").after("programs of other projects"),
+        script("kernels with mistakes", "tests/check/run.sh").after("expert-parallel kernels"),
     ];
     // Over libfabric's own provider `efa`, with the software card below verbs.
     let scenarios =
@@ -115,6 +116,7 @@ pub const SOAK: &[(&str, &str)] = &[
     ("kills", "500 ranks killed or stopped at seeded moments, half of them on a loaded machine"),
     ("foreign", "NCCL's device code: every scenario with every number of ranks and every fault"),
     ("ep", "nccl_ep's and DeepEP's kernels: every type, layout, routing and number of ranks"),
+    ("check", "ferrogin check on kernels with mistakes, 20 seeds"),
     ("fuzz", "live fuzzing, half a minute a target"),
     ("address", "the plugin's tests with the address sanitizer"),
     ("thread", "the plugin's tests with the thread sanitizer"),
@@ -144,6 +146,7 @@ pub fn soak(name: &'static str, round: u64, root: &Path, dist: &Path) -> Stage {
         }
         "foreign" => script("tests/foreign/run.sh", ""),
         "ep" => script("tests/ep/run.sh", ""),
+        "check" => script("tests/check/run.sh", ""),
         "fuzz" => script("tests/fuzz/run.sh", "").env("FUZZ_SECONDS", "30"),
         "address" | "thread" => script("tests/nccl/sanitize.sh", name),
         "aarch64" => script("scripts/check-aarch64.sh", "").env("FERROGIN_AARCH64_TESTS", "1"),
