@@ -102,5 +102,64 @@ check() {
     check "kernels with a mistake, emulated signals" wrong emulated "" $(names '^strong_')
     check "their repaired twins, emulated signals" repaired emulated "" $(names '^strong_')
 }
+[ -z "${CHECK_ONLY:-}" ] || finish
+
+# run SEED OPTION... -- PROGRAM...: the program's ranks under the check. Its reports go to reports.json.
+run() {
+    local seed=$1 options=() status=0
+    shift
+    while [ "$1" != -- ]; do
+        options+=("$1")
+        shift
+    done
+    shift
+    SOFTGPU_SEED=$((seed * 1000)) SOFTEFA_FAULTS="seed=$seed,reorder=64,delay_us=0..200" timeout --kill-after=5 300 "$dist/ferrogin" check --json "${options[@]}" -- \
+        "$dist/ferrogin" run -n 2 -- "$@" >"$out/reports.json" 2>"$log" || status=$?
+    cat "$out/reports.json" >>"$log"
+    return $status
+}
+
+# Our own kernels and nccl_ep's, without mistakes.
+for source in "$root"/examples/*.cu; do
+    name=$(basename "$source" .cu)
+    "$clang" -x cuda -std=c++17 --cuda-device-only --cuda-gpu-arch=sm_75 --cuda-feature=+ptx82 -nocudainc -nocudalib -O2 -gline-tables-only -S -DPTX= \
+        -I"$dist/include" -include ferrogin/clang_cuda.h "$source" -o "$out/$name.ptx" >"$log" 2>&1 &&
+        "$clang" -std=c++17 -x c++ -DPTX="{\"$out/$name.ptx\", \"$dist/cuda/ferrogin_device.ptx\"}" "$source" -I"$dist/gpu" -I"$dist/include" -o "$out/$name" \
+            -L"$dist" -L"$dist/gpu" -lferrogin -lcuda -Wl,-rpath,"$dist" >"$log" 2>&1 &&
+        run 1 -- "$out/$name" && pass "the example $name is silent" || fail "the example $name is silent"
+done
+
+# ep KIND EDITS...: compiles nccl_ep's kernels with these edits. Sets `ep`.
+ep() {
+    local kind=$1 headers=$out/headers
+    shift
+    ep=$out/ep-$kind
+    python3 "$root/tests/ep/patch.py" "$package" "$headers" "$@" >"$log" 2>&1 &&
+        DIST=$dist "$root/tests/ep/compile.sh" "$root/examples/ep/$kind.cu" "$ep" "$headers" -gline-tables-only -DRANKS=2 >"$log" 2>&1
+}
+
+if ! package=$("$root/tests/ep/fetch.sh" "$root/.cache" 2>"$log"); then
+    echo "SKIP nccl_ep's kernels: $(tail -n 1 "$log")"
+    skipped=1
+    finish
+fi
+export FERROGIN_SIGNALS=emulated
+on_nccl_ep() {
+    local seed=$1
+    run "$seed" --lenient --exceptions "$root/tests/ep/exceptions.txt" -- "$ep" kernels="$ep.ptx" device="$dist/cuda/ferrogin_device.ptx" rounds=2
+}
+# nccl_ep's race has to be named by its two lines with every seed.
+ll_race() {
+    local seed
+    ep ll --without count-before-release || return 1
+    for ((seed = 1; seed <= ${seeds:-2}; seed++)); do
+        on_nccl_ep "$seed"
+        grep -q '"kind":"race".*ll_ep.cuh:10\(10\|18\)".*ll_ep.cuh:10\(10\|18\)"' "$out/reports.json" || return 1
+    done
+}
+if ll_race; then pass "nccl_ep's LL: its race is named"; else fail "nccl_ep's LL: its race is named"; fi
+for kind in ll ht; do
+    if ep $kind && on_nccl_ep 1; then pass "nccl_ep's ${kind^^} is silent"; else fail "nccl_ep's ${kind^^} is silent"; fi
+done
 
 finish
