@@ -43,7 +43,7 @@ fn read_by_waits(context: &GinContext) -> Vec<(String, u64)> {
     for i in 0..ext.n_endpoints {
         let endpoint = ext.routes.endpoints.wrapping_add(i as usize);
         // SAFETY: the context has that many endpoints, and keeps them.
-        let config = unsafe { (&raw const (*endpoint).config).read() };
+        let config = unsafe { (*endpoint).config };
         for (name, at) in [
             ("struct", endpoint as u64),
             ("completion counter", config.completed as u64),
