@@ -3,8 +3,6 @@
 //! Registers, constants and addresses are all slots of a frame: a call copies the function's slots, with the constants filled in,
 //! to the top of the thread's stack. A slot holds the value's bits, and zeros above its width.
 
-use crate::module::Symbol;
-
 /// The `guard` of an instruction that has none.
 pub const ALWAYS: u16 = u16::MAX;
 
@@ -479,6 +477,13 @@ pub struct Instruction {
 /// Returns an instruction without operands.
 pub fn blank(op: Op, width: u8) -> Instruction {
     Instruction { op, width, extra: width, negate: false, guard: ALWAYS, d: 0, a: 0, b: 0, c: 0, x: 0, imm: 0 }
+}
+
+/// What a name in a module refers to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Symbol {
+    Function(usize),
+    Variable(usize),
 }
 
 /// A call site: the callee, and the offsets of the caller's variables.

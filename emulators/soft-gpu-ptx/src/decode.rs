@@ -6,9 +6,8 @@ mod form;
 mod memory;
 mod warp;
 
-use crate::code::{ALWAYS, Call, Op};
+use crate::code::{ALWAYS, Call, Op, Symbol};
 use crate::error::{Error, Kind};
-use crate::module::Symbol;
 use crate::operand::{Operand, Type};
 use crate::parse::context::{Context, Local, Prototype};
 use crate::parse::parser::Parser;

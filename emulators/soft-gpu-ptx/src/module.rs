@@ -1,6 +1,6 @@
 //! A parsed PTX text.
 
-use crate::code::Body;
+use crate::code::{Body, Symbol};
 use std::collections::HashMap;
 
 /// A PTX text, parsed and decoded.
@@ -20,13 +20,6 @@ pub struct Module {
     pub(crate) files: Vec<(u32, String)>,
     /// Where instructions are inlined, as compilers' comments have it.
     pub(crate) inlined: Vec<String>,
-}
-
-/// What a name in a module refers to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Symbol {
-    Function(usize),
-    Variable(usize),
 }
 
 /// A name's visibility to other modules.

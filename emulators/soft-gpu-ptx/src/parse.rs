@@ -7,8 +7,9 @@ mod expression;
 pub mod parser;
 mod variable;
 
+use crate::code::Symbol;
 use crate::error::{Error, Kind};
-use crate::module::{Function, Linkage, Module, Place, Slot, Symbol, Variable};
+use crate::module::{Function, Linkage, Module, Place, Slot, Variable};
 use crate::token::Token;
 use context::Context;
 use parser::Parser;

@@ -1,8 +1,8 @@
 //! Linked modules: one table of functions, one of variables.
 
-use crate::code::{Body, Call, Float, Op, Special};
+use crate::code::{Body, Call, Float, Op, Special, Symbol};
 use crate::error::{Error, Kind};
-use crate::module::{Function, Linkage, Module, Place, Slot, Symbol, Variable};
+use crate::module::{Function, Linkage, Module, Place, Slot, Variable};
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 

@@ -1,9 +1,9 @@
 //! An instruction's modifiers, and its operands as slots.
 
 pub use crate::code::blank;
-use crate::code::{Atomic, Instruction, Op, Scope, Space, Special, low};
+use crate::code::{Atomic, Instruction, Op, Scope, Space, Special, Symbol, low};
 use crate::error::{Error, Kind};
-use crate::module::{Place, Symbol};
+use crate::module::Place;
 use crate::operand::{Operand, Type};
 use crate::parse::context::{Context, Local};
 use crate::parse::parser::Parser;

@@ -1,9 +1,9 @@
 //! The function whose body is being parsed: its names and slots.
 
 use super::parser::Parser;
-use crate::code::{Body, Relocation};
+use crate::code::{Body, Relocation, Symbol};
 use crate::error::{Error, Kind};
-use crate::module::{Slot, Symbol};
+use crate::module::Slot;
 use std::collections::HashMap;
 
 /// What a name in a function refers to.

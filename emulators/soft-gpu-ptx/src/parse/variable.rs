@@ -1,8 +1,9 @@
 //! Parses declarations of variables and parameters.
 
 use super::parser::Parser;
+use crate::code::Symbol;
 use crate::error::{Error, Kind};
-use crate::module::{Linkage, Place, Slot, Symbol, Variable};
+use crate::module::{Linkage, Place, Slot, Variable};
 use crate::operand::Type;
 use crate::token::Token;
 

@@ -1,6 +1,6 @@
 //! The card's records for `ferrogin check` (`GIN_CHECK`): what it takes, moves and counts.
 
-use gin_check::event::{self, Event as Record, Log};
+use gin_check::event::Event as Record;
 
 use super::core::Core;
 use super::counter::{Counter, Event};
@@ -11,17 +11,6 @@ use crate::wire::packet::Header;
 
 /// Set in the number of a counter's word for errors.
 const ERRORS: u64 = 1 << 32;
-
-/// Opens this process's file of records.
-pub(super) fn open() -> std::io::Result<Option<Log>> {
-    let Some(directory) = event::directory() else { return Ok(None) };
-    Log::create(&directory, "card").map(Some).inspect_err(|error| {
-        let directory = directory.display();
-        crate::log::line(format_args!(
-            "softefa: GIN_CHECK={directory} cannot be written: {error}. Name a directory that this user may write, or unset the variable"
-        ));
-    })
-}
 
 impl Core {
     /// Records events if this process is checked.

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use efa_dp_direct::wire::CompStatus;
+use gin_check::event::{self, Log};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 
 use super::connection::{Connection, Transport};
@@ -107,7 +108,7 @@ pub struct Core {
     /// The trace; `None` without `SOFTEFA_TRACE`, or after its file failed.
     pub(crate) trace: Option<trace::Writer>,
     /// The records for `ferrogin check`; `None` without `GIN_CHECK`.
-    pub(crate) check: Option<gin_check::event::Log>,
+    pub(crate) check: Option<Log>,
 }
 
 /// Epoll data of the listening sockets.
@@ -138,6 +139,17 @@ fn open_trace(path: &Path, card: u32, gid: &Gid) -> std::io::Result<trace::Write
 /// Returns how many of a queue pair's lines are the first about a rule.
 fn first_lines(qp: &Qp) -> u32 {
     qp.lines.iter().map(|(_, times)| (*times).min(MAX_QP_LINES)).sum()
+}
+
+/// Opens this process's file of records.
+fn open_records() -> std::io::Result<Option<Log>> {
+    let Some(directory) = event::directory() else { return Ok(None) };
+    Log::create(&directory, "card").map(Some).inspect_err(|error| {
+        let directory = directory.display();
+        crate::log::line(format_args!(
+            "softefa: GIN_CHECK={directory} cannot be written: {error}. Name a directory that this user may write, or unset the variable"
+        ));
+    })
 }
 
 impl Core {
@@ -178,7 +190,7 @@ impl Core {
             dead_since: None,
             lines: 0,
             trace,
-            check: super::checked::open()?,
+            check: open_records()?,
         };
         core.check_card();
         core.connections.insert(Connection::loopback(gid));
