@@ -124,8 +124,8 @@ impl Metrics {
                 shared.path.display()
             ))
         })?;
-        let of_thread = shared.clone();
-        let thread = std::thread::Builder::new().name("ferrogin-metrics".to_owned()).spawn(move || of_thread.run());
+        let thread_shared = shared.clone();
+        let thread = std::thread::Builder::new().name("ferrogin-metrics".to_owned()).spawn(move || thread_shared.run());
         let thread = thread.map_err(|source| Error::System { call: "starting the metrics' thread", source })?;
         let writer = Arc::new(Self { shared, thread: Some(thread), process: std::process::id() });
         writers.push(Arc::downgrade(&writer));

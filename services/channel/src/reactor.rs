@@ -182,10 +182,10 @@ impl Reactor {
         let provider = carrier.properties().provider.clone();
         let engine = Engine::new(carrier, config.clone(), Instant::now());
         let shared = Arc::new(Shared::new(engine).map_err(failed("eventfd"))?);
-        let (of_thread, busy_poll) = (Arc::clone(&shared), config.busy_poll);
+        let (thread_shared, busy_poll) = (Arc::clone(&shared), config.busy_poll);
         let thread = thread::Builder::new()
             .name("channel".to_owned())
-            .spawn(move || run_thread(&of_thread, busy_poll))
+            .spawn(move || run_thread(&thread_shared, busy_poll))
             .map_err(failed("thread"))?;
         Ok(Self { shared, thread: Some(thread), config: config.clone(), provider })
     }

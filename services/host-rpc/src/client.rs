@@ -124,10 +124,10 @@ impl Client {
     /// the call waits for a credit.
     pub fn call(&self, method: impl Into<Method>, body: impl Into<Data>, limit: Duration) -> Call {
         let slot = Arc::new(Slot { state: Mutex::new(Answer::Pending(None)), ready: Condvar::new() });
-        let of_callback = Arc::clone(&slot);
+        let callback_slot = Arc::clone(&slot);
         let call = self.call_with(method, body, limit, move |result| {
-            let before = std::mem::replace(&mut *of_callback.state(), Answer::Ready(result));
-            of_callback.ready.notify_all();
+            let before = std::mem::replace(&mut *callback_slot.state(), Answer::Ready(result));
+            callback_slot.ready.notify_all();
             if let Answer::Pending(Some(waker)) = before {
                 waker.wake();
             }

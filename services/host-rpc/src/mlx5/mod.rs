@@ -82,8 +82,8 @@ impl Connector {
         let endpoint = Endpoint::try_from(&hello.endpoint).map_err(|_| ConnectError::Hello)?;
         self.engine.connect(&endpoint, eager.min(self.config.eager), peer)?;
         let shared = Arc::new(Shared::default());
-        let of_thread = shared.clone();
-        let thread = thread::Builder::new().name("rpc-mlx5".into()).spawn(move || self.engine.run(&of_thread));
+        let thread_shared = shared.clone();
+        let thread = thread::Builder::new().name("rpc-mlx5".into()).spawn(move || self.engine.run(&thread_shared));
         let thread = thread.map_err(ConnectError::Thread)?.thread().clone();
         Ok(Connection { shared, thread, peer: peer.into() })
     }

@@ -82,8 +82,8 @@ fn futures_callbacks_and_transports_may_call_back_when_dropped() {
         assert!(running.set(server).is_ok() && client.set(Client::new(here, Settings::default())).is_ok());
         let client = client.get().unwrap();
         let call = || {
-            let of_callback = use_both.clone();
-            let guard = OnDrop(move || of_callback("callback"));
+            let callback_use_both = use_both.clone();
+            let guard = OnDrop(move || callback_use_both("callback"));
             let call = client.call_with(NEVER, "", LIMIT, move |result| drop((result, guard)));
             receive("a call", &has_started);
             call

@@ -83,8 +83,8 @@ fn waiting_in_callback_is_refused() {
     *own.lock().unwrap() = Some(server);
     let client = Client::new(there.connect(&address).wait().unwrap(), Settings::default());
     let (sender, receiver) = mpsc::channel();
-    let of_callback = client.clone();
-    client.call_with(1, "", LIMIT, move |_| sender.send(of_callback.call(1, "", Duration::MAX).wait()).unwrap());
+    let callback_client = client.clone();
+    client.call_with(1, "", LIMIT, move |_| sender.send(callback_client.call(1, "", Duration::MAX).wait()).unwrap());
     let error = receive("a callback", &receiver).unwrap_err();
     assert!(matches!(error, RpcError::WouldDeadlock { .. }) && error.to_string().contains(client.peer()), "{error}");
     assert_eq!(client.call(1, "on", LIMIT).wait().unwrap().into_vec(), b"on");

@@ -177,11 +177,11 @@ impl Good {
         let channel = reactor.connect(listener.address()).wait_for(LIMIT).unwrap();
         echo(accepted.wait_for(LIMIT).unwrap());
         let (rounds, stop) = (Arc::new(AtomicU64::new(0)), Arc::new(AtomicBool::new(false)));
-        let (of_thread, until) = (Arc::clone(&rounds), Arc::clone(&stop));
+        let (thread_rounds, until) = (Arc::clone(&rounds), Arc::clone(&stop));
         let thread = thread::spawn(move || {
             let _reactor = reactor;
             while !until.load(Ordering::Relaxed) {
-                let round = of_thread.fetch_add(1, Ordering::Relaxed) as usize;
+                let round = thread_rounds.fetch_add(1, Ordering::Relaxed) as usize;
                 let bytes: Vec<u8> = (0..[0, 8, 3000, 200_000][round % 4]).map(|at| (at * 7 + round) as u8).collect();
                 let sent = channel.send(bytes.clone());
                 assert!(channel.receive().wait_for(LIMIT).unwrap() == bytes, "round {round}");

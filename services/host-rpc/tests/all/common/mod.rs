@@ -32,9 +32,9 @@ pub struct Pipe {
 
 pub fn pipe() -> (Pipe, Pipe) {
     let shared: Arc<(Mutex<State>, Condvar)> = Arc::default();
-    let of_thread = Arc::clone(&shared);
+    let thread_shared = Arc::clone(&shared);
     thread::spawn(move || {
-        let (state, change) = &*of_thread;
+        let (state, change) = &*thread_shared;
         loop {
             let mut state = state.lock().unwrap();
             if let Some(done) = state.sent.pop_front() {
