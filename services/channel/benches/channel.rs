@@ -1,12 +1,14 @@
-//! Compares channels with bare tagged messages of the same provider: cargo bench -p ferrogin-channel --bench channel [PROVIDER...]
+//! Compares channels with bare tagged messages of the same provider: cargo bench -p ferrogin-channel --bench channel
+//! [PROVIDER...]
 //!
-//! For each provider, prints latency (half an 8-byte round trip), rate (8 bytes, 16 in flight) and bandwidth (1 MiB, 16 in flight), each as
-//! the median over alternating rounds (FERROGIN_ROUNDS), and the median of the per-round ratios, which suffers less than the ratio of
-//! medians when the machine's speed changes from one second to the next. A channel sends two messages for each of its own, the length and
-//! the bytes, and the reader can't ask for the bytes before it knows the length. So there are three kinds of bare figures: one message
-//! alone, both messages with receives posted ahead (which a reader that has to learn the length can't do), and both messages sent and
-//! received by hand the way a channel does it. Channels over `tcp` use sockets; the bare messages use libfabric's provider of that name.
-//! Loads FERROGIN_LIBFABRIC. The other end is a separate process.
+//! For each provider, prints latency (half an 8-byte round trip), rate (8 bytes, 16 in flight) and bandwidth (1 MiB, 16
+//! in flight), each as the median over alternating rounds (FERROGIN_ROUNDS), and the median of the per-round ratios,
+//! which suffers less than the ratio of medians when the machine's speed changes from one second to the next. A channel
+//! sends two messages for each of its own, the length and the bytes, and the reader can't ask for the bytes before it
+//! knows the length. So there are three kinds of bare figures: one message alone, both messages with receives posted
+//! ahead (which a reader that has to learn the length can't do), and both messages sent and received by hand the way a
+//! channel does it. Channels over `tcp` use sockets; the bare messages use libfabric's provider of that name. Loads
+//! FERROGIN_LIBFABRIC. The other end is a separate process.
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
@@ -270,7 +272,8 @@ impl Bare {
         }
     }
 
-    /// Yields or sleeps for as long as a reactor without a descriptor would: an idle end mustn't take the other end's core.
+    /// Yields or sleeps for as long as a reactor without a descriptor would: an idle end mustn't take the other end's
+    /// core.
     fn idle(&mut self) {
         let now = Instant::now();
         if now.duration_since(*self.idle_since.get_or_insert(now)) < BUSY_POLL {
@@ -313,8 +316,8 @@ impl Bare {
         start.elapsed().as_secs_f64() * 1e6 / (2 * pings) as f64
     }
 
-    /// Receives messages from number `first` on, at most `DEPTH` at a time, each after its length. Lengths arrive in order over
-    /// these providers.
+    /// Receives messages from number `first` on, at most `DEPTH` at a time, each after its length. Lengths arrive in
+    /// order over these providers.
     fn read_pairs(&mut self, count: usize, first: usize) {
         self.filled = Some(Vec::new());
         let (mut asked, mut known, mut whole) = (0, 0, 0);

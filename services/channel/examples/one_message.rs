@@ -1,6 +1,8 @@
-//! Sends one message over a channel between two reactors in this process: `cargo run -p ferrogin-channel --example one_message [PROVIDER]`.
+//! Sends one message over a channel between two reactors in this process: `cargo run -p ferrogin-channel --example
+//! one_message [PROVIDER]`.
 //!
-//! In a service, each reactor lives in its own process, and the listener's address travels by other means (a file, a registry).
+//! In a service, each reactor lives in its own process, and the listener's address travels by other means (a file, a
+//! registry).
 
 use ferrogin_channel::{Config, Reactor};
 

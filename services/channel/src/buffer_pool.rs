@@ -1,7 +1,8 @@
 //! A pool of buffers for long messages.
 //!
-//! An allocator gives memory of this size back to the system and maps it anew each time, and the system clears every page; for 1 MiB that
-//! takes longer than moving the message. So a reader can return the buffer of a message it has read. There is one pool per process.
+//! An allocator gives memory of this size back to the system and maps it anew each time, and the system clears every
+//! page; for 1 MiB that takes longer than moving the message. So a reader can return the buffer of a message it has
+//! read. There is one pool per process.
 
 use parking_lot::Mutex;
 
@@ -13,8 +14,8 @@ const CAPACITY: usize = 64 << 20;
 /// The buffers, oldest first.
 static POOL: Mutex<Vec<Vec<u8>>> = Mutex::new(Vec::new());
 
-/// Puts a buffer into the pool, for messages that channels read. Frees it if it's too short or too long, and frees the pool's oldest
-/// buffers beyond 64 MiB in all.
+/// Puts a buffer into the pool, for messages that channels read. Frees it if it's too short or too long, and frees the
+/// pool's oldest buffers beyond 64 MiB in all.
 pub fn recycle(memory: Vec<u8>) {
     if !(SHORTEST..=CAPACITY / 4).contains(&memory.capacity()) {
         return;

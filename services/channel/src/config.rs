@@ -10,15 +10,16 @@ use ferrogin_libfabric::Libfabric;
 pub struct Config {
     /// The libfabric that has the provider; None for the installed one. `tcp` needs neither.
     pub libfabric: Option<Arc<Libfabric>>,
-    /// `tcp`, or a libfabric provider with tagged messages and directed receives (`efa`, `softefa`, `shm`). A provider without reliable
-    /// datagrams of its own gets `;ofi_rxm` on top.
+    /// `tcp`, or a libfabric provider with tagged messages and directed receives (`efa`, `softefa`, `shm`). A provider
+    /// without reliable datagrams of its own gets `;ofi_rxm` on top.
     pub provider: String,
-    /// The local address at which peers reach listeners, optionally with a port (`192.0.2.1:7000`). None: over `tcp`, the addresses
-    /// selected by NCCL's variables NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY; otherwise the provider's choice.
+    /// The local address at which peers reach listeners, optionally with a port (`192.0.2.1:7000`). None: over `tcp`,
+    /// the addresses selected by NCCL's variables NCCL_SOCKET_IFNAME and NCCL_SOCKET_FAMILY; otherwise the provider's
+    /// choice.
     pub source: Option<String>,
-    /// A secret that this side shares with its peers, over `tcp` only. Peers that know it connect by `HOST:PORT`, and the reactor has one
-    /// listener at a time. None: each listener has a secret of its own, which is part of its address. Use at least 16 random characters,
-    /// because a short text can be guessed.
+    /// A secret that this side shares with its peers, over `tcp` only. Peers that know it connect by `HOST:PORT`, and
+    /// the reactor has one listener at a time. None: each listener has a secret of its own, which is part of its
+    /// address. Use at least 16 random characters, because a short text can be guessed.
     pub secret: Option<String>,
     /// How many writes, and how many reads, of one channel are posted to libfabric at a time; at least one.
     pub depth: usize,

@@ -13,8 +13,8 @@ use crate::{ChannelError, Payload};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Ticket(u64);
 
-/// An open channel: whole messages in both directions, in order. Clones refer to the same channel. When the last clone is dropped, the
-/// channel closes once everything written has been sent.
+/// An open channel: whole messages in both directions, in order. Clones refer to the same channel. When the last clone
+/// is dropped, the channel closes once everything written has been sent.
 #[derive(Clone)]
 pub struct Channel(Arc<Inner>);
 
@@ -49,19 +49,19 @@ impl Channel {
         Some(inner.number)
     }
 
-    /// The peer's endpoint in readable form, as in errors.
+    /// Returns the peer's endpoint in readable form, as in errors.
     pub fn peer(&self) -> &str {
         &self.0.peer
     }
 
-    /// Length of the longest message that can be written, in bytes.
+    /// Returns the length of the longest message that can be written, in bytes.
     pub fn max_message(&self) -> usize {
         self.0.max_write
     }
 
-    /// Writes one message. The reactor's thread calls `done` once, in the order of writes, with the buffer once it's no longer used, or
-    /// with the error that ended the write. A refused write (too long, closed) calls back out of order. Getting the buffer back means that
-    /// the message was sent, not that the peer has read it.
+    /// Writes one message. The reactor's thread calls `done` once, in the order of writes, with the buffer once it's no
+    /// longer used, or with the error that ended the write. A refused write (too long, closed) calls back out of order.
+    /// Getting the buffer back means that the message was sent, not that the peer has read it.
     pub fn write(
         &self,
         buffer: impl Into<Payload>,
@@ -82,7 +82,8 @@ impl Channel {
         self.read_into(Vec::new(), done)
     }
 
-    /// Like [`Channel::read`], but into the memory of `buffer` if the message fits its capacity. The contents of `buffer` are lost.
+    /// Like [`Channel::read`], but into the memory of `buffer` if the message fits its capacity. The contents of
+    /// `buffer` are lost.
     pub fn read_into(
         &self,
         buffer: Vec<u8>,
@@ -97,8 +98,8 @@ impl Channel {
         self.0.shared.submit(Request::Read { channel: self.0.number, ticket, buffer, done });
     }
 
-    /// Cancels a read, or a write that hasn't started: its callback gets [`ChannelError::Cancelled`]. The message for a cancelled read goes
-    /// to the next read. Finished operations and writes in flight are not affected.
+    /// Cancels a read, or a write that hasn't started: its callback gets [`ChannelError::Cancelled`]. The message for a
+    /// cancelled read goes to the next read. Finished operations and writes in flight are not affected.
     pub fn cancel(&self, Ticket(ticket): Ticket) {
         let channel = self.0.number;
         self.0.shared.request(move |engine| engine.cancel(channel, ticket));
@@ -135,8 +136,9 @@ impl Channel {
         pending
     }
 
-    /// Closes the channel: ends reads at once, sends everything written so far, then the close, which the peer confirms. Aborts the channel
-    /// if that takes longer than `limit`. The peer gets all messages before its reads end with [`ChannelError::Closed`].
+    /// Closes the channel: ends reads at once, sends everything written so far, then the close, which the peer
+    /// confirms. Aborts the channel if that takes longer than `limit`. The peer gets all messages before its reads end
+    /// with [`ChannelError::Closed`].
     pub fn close(&self, limit: Duration) -> Pending<()> {
         let (pending, done) = Pending::new(self.awaited("confirm the close"), Cancel::Nothing);
         let channel = self.0.number;
@@ -192,7 +194,7 @@ impl Listener {
         Self { shared: Arc::clone(shared), number, address }
     }
 
-    /// The address that the other side needs in order to connect.
+    /// Returns the address that the other side needs in order to connect.
     pub fn address(&self) -> &Address {
         &self.address
     }

@@ -1,12 +1,13 @@
 #![doc = include_str!("../README.md")]
 //!
-//! A [`Reactor`] is an endpoint and the thread that drives it. A [`Listener`] has an [`Address`] of at most 128 bytes, which the
-//! application carries to the other side; [`Reactor::connect`] opens a [`Channel`] to it. [`Channel::write`] and [`Channel::read`] move
-//! whole buffers and call back. [`Channel::send`] and [`Channel::receive`] do the same as futures, which a thread can also block on.
+//! A [`Reactor`] is an endpoint and the thread that drives it. A [`Listener`] has an [`Address`] of at most 128 bytes,
+//! which the application carries to the other side; [`Reactor::connect`] opens a [`Channel`] to it. [`Channel::write`]
+//! and [`Channel::read`] move whole buffers and call back. [`Channel::send`] and [`Channel::receive`] do the same as
+//! futures, which a thread can also block on.
 //!
-//! **Layers.** `proto` is the protocol, without I/O or threads. It talks to a `carrier`, which delivers the messages of a peer whole and in
-//! order: over TCP, or with tags that a libfabric provider matches. `reactor` is the thread that drives both; `shared` passes requests to
-//! it.
+//! **Layers.** `proto` is the protocol, without I/O or threads. It talks to a `carrier`, which delivers the messages of
+//! a peer whole and in order: over TCP, or with tags that a libfabric provider matches. `reactor` is the thread that
+//! drives both; `shared` passes requests to it.
 //!
 //! **Manual.** `docs/channel.md` describes the guarantees and limits. In short: over tags a message is two tagged
 //! messages, its length and its payload, and over TCP one frame; completions arrive in any order, while callbacks run

@@ -1,7 +1,7 @@
 //! The flag that tells whether a thread must be woken; while it's awake, that costs no system call.
 //!
-//! The sleeper sets the flag, then checks for work once more. A waker adds work, then checks the flag. All four steps are totally ordered,
-//! so one of the two sees the other and no wake-up is lost.
+//! The sleeper sets the flag, then checks for work once more. A waker adds work, then checks the flag. All four steps
+//! are totally ordered, so one of the two sees the other and no wake-up is lost.
 
 #[cfg(loom)]
 use loom::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +28,7 @@ impl Parker {
         self.asleep.store(false, Ordering::SeqCst);
     }
 
-    /// True if the caller, which has added work, must wake the sleeper.
+    /// Returns whether the caller, which has added work, must wake the sleeper.
     pub fn must_wake(&self) -> bool {
         // An exchange is ordered with `prepare`, and only one of several wakers gets true.
         self.asleep.swap(false, Ordering::SeqCst)

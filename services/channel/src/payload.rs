@@ -16,7 +16,7 @@ enum Bytes {
 }
 
 impl Payload {
-    /// A part of a shared buffer, to send several messages from one buffer without a copy.
+    /// Returns a part of a shared buffer, to send several messages from one buffer without a copy.
     ///
     /// # Panics
     /// If the range is outside the buffer.
@@ -30,12 +30,12 @@ impl Payload {
         Self(Bytes::Word(value.to_le_bytes()))
     }
 
-    /// True if the payload stores its bytes itself.
+    /// Returns whether the payload stores its bytes itself.
     pub(crate) fn is_word(&self) -> bool {
         matches!(self.0, Bytes::Word(_))
     }
 
-    /// The bytes.
+    /// Returns the bytes.
     pub fn as_slice(&self) -> &[u8] {
         match &self.0 {
             Bytes::Owned(bytes) => bytes,
@@ -45,12 +45,12 @@ impl Payload {
         }
     }
 
-    /// Number of bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.as_slice().len()
     }
 
-    /// True if there are no bytes.
+    /// Returns whether there are no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

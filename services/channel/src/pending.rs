@@ -78,9 +78,9 @@ impl<T> Slot<T> {
 
 /// The result of an operation in progress.
 ///
-/// It is a future. [`Pending::wait`] and [`Pending::wait_for`] block a thread; on the reactor's own thread, which would wait for itself,
-/// they return [`ChannelError::OwnThread`]. Dropping it cancels a read or an accept: the next read or accept gets the message or channel,
-/// even one that has already arrived. A write continues.
+/// It is a future. [`Pending::wait`] and [`Pending::wait_for`] block a thread; on the reactor's own thread, which would
+/// wait for itself, they return [`ChannelError::OwnThread`]. Dropping it cancels a read or an accept: the next read or
+/// accept gets the message or channel, even one that has already arrived. A write continues.
 #[must_use = "dropping it cancels a read or an accept"]
 pub struct Pending<T> {
     slot: Arc<Slot<T>>,
@@ -96,7 +96,8 @@ impl<T: Send + 'static> Pending<T> {
         (pending, move |result| done(result, 0))
     }
 
-    /// Like [`Pending::new`], but the callback also gets the result's number, and an unused result goes back to the engine.
+    /// Like [`Pending::new`], but the callback also gets the result's number, and an unused result goes back to the
+    /// engine.
     pub(crate) fn with_return(
         awaited: Awaited,
         cancel: Cancel,

@@ -29,7 +29,8 @@ const STOP_LIMIT: Duration = Duration::from_millis(200);
 /// First and longest sleep if the provider has no descriptor to wait on.
 const POLL_AFTER: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
 
-/// Runs the reactor's thread. A panic in the engine, on this thread or another, ends all channels, so that every callback still runs.
+/// Runs the reactor's thread. A panic in the engine, on this thread or another, ends all channels, so that every
+/// callback still runs.
 fn run_thread(shared: &Shared, busy_poll: Duration) {
     shared.enter_thread();
     let mut callbacks = Vec::new();
@@ -95,8 +96,8 @@ fn poll_until_stopped(shared: &Shared, busy_poll: Duration, callbacks: &mut Vec<
     true
 }
 
-/// Ends all channels after a panic. The carrier may be in any state, so it isn't used again, and memory that the provider may still use
-/// is leaked.
+/// Ends all channels after a panic. The carrier may be in any state, so it isn't used again, and memory that the
+/// provider may still use is leaked.
 fn end_after_panic(shared: &Shared, callbacks: &mut Vec<Callback>) {
     let text = "it panicked; the panic hook has printed the message".to_owned();
     let error = Error::Call { call: "channel reactor", code: bindings::FI_EOTHER, text };
@@ -156,10 +157,11 @@ fn leave(shared: &Shared, callbacks: &mut Vec<Callback>) {
 
 /// An endpoint, its channels, and the thread that serves them.
 ///
-/// A reactor is one endpoint: its sockets, or a libfabric endpoint. Its thread runs all callbacks, one after another. A callback must not
-/// block: while it runs, the reactor does nothing else, and peers that get no answer for [`Config::lost_after`] give up. A callback may use
-/// all channels. Dropping the reactor ends its channels with [`ChannelError::Stopped`], except that those that are closing get a second to
-/// finish; [`Reactor::shutdown`] closes all of them first.
+/// A reactor is one endpoint: its sockets, or a libfabric endpoint. Its thread runs all callbacks, one after another. A
+/// callback must not block: while it runs, the reactor does nothing else, and peers that get no answer for
+/// [`Config::lost_after`] give up. A callback may use all channels. Dropping the reactor ends its channels with
+/// [`ChannelError::Stopped`], except that those that are closing get a second to finish; [`Reactor::shutdown`] closes
+/// all of them first.
 pub struct Reactor {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
@@ -171,8 +173,8 @@ impl Reactor {
     /// Opens an endpoint and starts its thread.
     ///
     /// # Errors
-    /// [`Error::NoMatch`] if the provider has no tagged messages that can carry a channel; an error if there is no libfabric, or from the
-    /// provider or the system.
+    /// [`Error::NoMatch`] if the provider has no tagged messages that can carry a channel; an error if there is no
+    /// libfabric, or from the provider or the system.
     pub fn open(config: &Config) -> Result<Self, Error> {
         Self::with_carrier(carrier::open(config)?, config)
     }
@@ -195,7 +197,7 @@ impl Reactor {
         &self.shared
     }
 
-    /// The provider in use (`tcp`, `efa`).
+    /// Returns the provider in use (`tcp`, `efa`).
     pub fn provider(&self) -> &str {
         &self.provider
     }
@@ -203,13 +205,15 @@ impl Reactor {
     /// Opens a listener.
     ///
     /// # Errors
-    /// [`ChannelError::CannotListen`]; [`ChannelError::Endpoint`] or [`ChannelError::Stopped`] if the reactor has ended.
+    /// [`ChannelError::CannotListen`]; [`ChannelError::Endpoint`] or [`ChannelError::Stopped`] if the reactor has
+    /// ended.
     pub fn listen(&self) -> Result<Listener, ChannelError> {
         let (number, address) = self.shared.with_engine(Engine::listen)?;
         Ok(Listener::new(&self.shared, number, address))
     }
 
-    /// Opens a channel to the listener at `address`. `done` gets the channel, or why it did not open, within [`Config::connect_within`].
+    /// Opens a channel to the listener at `address`. `done` gets the channel, or why it did not open, within
+    /// [`Config::connect_within`].
     pub fn connect_with(&self, address: &Address, done: impl FnOnce(Result<Channel, ChannelError>) + Send + 'static) {
         let done = Channel::opening(&self.shared, done);
         let limit = self.config.connect_within;
@@ -225,8 +229,9 @@ impl Reactor {
         pending
     }
 
-    /// Closes all channels, as far as that is possible within `limit`, sending everything written so far and then the closes. Then stops.
-    /// True if all peers confirmed. In a callback of this reactor, which must not block, it stops at once and returns false.
+    /// Closes all channels, as far as that is possible within `limit`, sending everything written so far and then the
+    /// closes. Then stops. True if all peers confirmed. In a callback of this reactor, which must not block, it stops
+    /// at once and returns false.
     pub fn shutdown(self, limit: Duration) -> bool {
         if self.shared.is_own_thread() {
             return false;

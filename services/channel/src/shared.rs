@@ -1,7 +1,7 @@
 //! What the reactor's thread and the channel handles share: the engine, and the inbox for requests to it.
 //!
-//! Every request takes the same path: its sender puts it into the inbox and wakes the thread if it's asleep. The thread serves requests in
-//! order. After the thread has ended, the senders serve them.
+//! Every request takes the same path: its sender puts it into the inbox and wakes the thread if it's asleep. The thread
+//! serves requests in order. After the thread has ended, the senders serve them.
 
 use std::os::fd::{AsFd, BorrowedFd, RawFd};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -78,7 +78,7 @@ impl Shared {
         self.engine.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// True if a thread panicked while it had the engine.
+    /// Returns whether a thread panicked while it had the engine.
     pub fn is_poisoned(&self) -> bool {
         self.engine.is_poisoned()
     }
@@ -129,12 +129,12 @@ impl Shared {
         let _ = self.thread.set(thread::current().id());
     }
 
-    /// True on the thread that runs callbacks.
+    /// Returns true on the thread that runs callbacks.
     pub fn is_own_thread(&self) -> bool {
         self.thread.get() == Some(&thread::current().id())
     }
 
-    /// True if the channel has ended.
+    /// Returns whether the channel has ended.
     pub fn has_ended(&self, channel: u32) -> bool {
         self.with_engine(|engine| engine.state_of(channel).is_none_or(|state| !state.is_live()))
     }
@@ -173,7 +173,7 @@ impl Shared {
         self.wake();
     }
 
-    /// True if the thread was asked to end.
+    /// Returns whether the thread was asked to end.
     pub fn is_stopping(&self) -> bool {
         self.stop.load(Ordering::SeqCst)
     }
@@ -183,12 +183,12 @@ impl Shared {
         self.ended.store(true, Ordering::SeqCst);
     }
 
-    /// Serves the inbox once the thread has ended. A sender that finds the engine locked may leave: the lock's holder comes here afterwards
-    /// and finds the request.
+    /// Serves the inbox once the thread has ended. A sender that finds the engine locked may leave: the lock's holder
+    /// comes here afterwards and finds the request.
     pub fn serve_after_end(&self) {
         while self.ended.load(Ordering::SeqCst) {
-            // Orders adding a request before trying the lock, and releasing the lock before checking for requests: a sender and a holder of
-            // the lock can't both miss the other.
+            // Orders adding a request before trying the lock, and releasing the lock before checking for requests: a
+            // sender and a holder of the lock can't both miss the other.
             fence(Ordering::SeqCst);
             let mut engine = match self.engine.try_lock() {
                 Ok(engine) => engine,
@@ -213,7 +213,8 @@ impl Shared {
         }
     }
 
-    /// Sleeps until a request or an event arrives or a timer is due; at most for `poll_after` if the provider has no descriptor.
+    /// Sleeps until a request or an event arrives or a timer is due; at most for `poll_after` if the provider has no
+    /// descriptor.
     pub fn sleep(&self, poll_after: Duration) {
         self.parker.prepare();
         if !self.has_requests() && !self.is_stopping() {

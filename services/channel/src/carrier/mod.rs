@@ -17,8 +17,8 @@ use tcp::Tcp;
 /// Opens the carrier of the provider that `config` names.
 ///
 /// # Errors
-/// [`Error::NoMatch`] if the provider has no tagged messages that can carry a channel; an error if there is no libfabric, or from the
-/// provider or the system.
+/// [`Error::NoMatch`] if the provider has no tagged messages that can carry a channel; an error if there is no
+/// libfabric, or from the provider or the system.
 pub(crate) fn open(config: &Config) -> Result<Box<dyn Carrier>, Error> {
     let source = config.source.as_deref();
     if config.provider == "tcp" {

@@ -43,9 +43,11 @@ use endpoint::{
 use incoming::{Incoming, Limits};
 use outgoing::Outgoing;
 
-/// How many receives for control messages are posted at a time. More would slow down providers, which search them for every message.
+/// How many receives for control messages are posted at a time. More would slow down providers, which search them for
+/// every message.
 const CONTROL_RECEIVES: u32 = 4;
-/// Bytes of the buffer for a control message. It's longer than any of them, because the sender of a truncated message may be unknown.
+/// Bytes of the buffer for a control message. It's longer than any of them, because the sender of a truncated message
+/// may be unknown.
 const CONTROL_BUFFER: usize = 4096;
 const _: () = assert!(CONTROL_BUFFER > CONTROL_MAX);
 /// How many consecutive failed receives are put down to bad messages. More mean that the endpoint has failed.
@@ -530,8 +532,8 @@ impl<E: Endpoint> Carrier for Tags<E> {
     }
 
     fn send_control(&mut self, to: Peer, message: Control) {
-        // The new message replaces an unsent one of the same kind to the same peer, so a peer that sends pings but receives no answers
-        // doesn't fill up memory.
+        // The new message replaces an unsent one of the same kind to the same peer, so a peer that sends pings but
+        // receives no answers doesn't fill up memory.
         let is_same = |unsent: &&mut UnsentControl| {
             let Control { kind, from, .. } = unsent.message;
             (unsent.to, kind, from) == (to, message.kind, message.from)

@@ -1,5 +1,5 @@
-//! Messages over TCP: one connection per channel, which carries nothing until both ends have proved that they know the listener's secret
-//! ([`ferrogin_rendezvous`]).
+//! Messages over TCP: one connection per channel, which carries nothing until both ends have proved that they know the
+//! listener's secret ([`ferrogin_rendezvous`]).
 //!
 //! A connection carries [frames](frame): control messages, and messages in order. It's read all the time, so that
 //! control messages and the end of the connection are noticed even while nobody reads messages; those wait here, up to
@@ -7,8 +7,8 @@
 //! from the socket into the reader's buffer. Control messages overtake messages that haven't started.
 //!
 //! Each listener has a port of its own, which closes when the listener is dropped; a reactor that only connects doesn't
-//! listen. A frame that no channel sends ends the connection, and so does a peer that keeps asking for answers and never
-//! reads them.
+//! listen. A frame that no channel sends ends the connection, and so does a peer that keeps asking for answers and
+//! never reads them.
 
 mod frame;
 #[allow(unsafe_code)]
@@ -133,7 +133,7 @@ fn watch(ready: &Epoll, socket: impl AsFd, flags: EpollFlags, peer: Peer) -> Res
     watched.map_err(|errno| failed("epoll_ctl")(errno.into()))
 }
 
-/// A listener's secret in the form that both ends prove.
+/// Returns a listener's secret in the form that both ends prove.
 fn proof_secret(secret: u64) -> Secret {
     Secret::new(u128::from(secret).to_le_bytes())
 }
@@ -568,7 +568,7 @@ mod tests {
         events
     }
 
-    /// True if something has happened on a socket.
+    /// Returns whether something has happened on a socket.
     fn is_ready(tcp: &Tcp) -> bool {
         tcp.ready.wait(&mut [EpollEvent::empty()], EpollTimeout::ZERO).unwrap() == 1
     }

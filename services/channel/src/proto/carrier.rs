@@ -1,7 +1,7 @@
 //! The border between the protocol and the network: ordered messages, and control messages, to and from peers.
 //!
-//! A carrier knows nothing of channels: it delivers the messages of a peer whole, in order and once, and says when the peer is lost. How
-//! many messages may be on their way is the protocol's matter.
+//! A carrier knows nothing of channels: it delivers the messages of a peer whole, in order and once, and says when the
+//! peer is lost. How many messages may be on their way is the protocol's matter.
 
 use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
@@ -94,21 +94,22 @@ pub(crate) struct Properties {
 /// The slowest transfer that doesn't count as stalled, in bytes per second.
 const SLOWEST: u64 = 4 << 20;
 
-/// The time allowed beyond a limit while `bytes` bytes are in flight.
+/// Returns the time allowed beyond a limit while `bytes` bytes are in flight.
 pub(crate) fn transfer_time(bytes: usize) -> Duration {
     Duration::from_millis((bytes as u64).saturating_mul(1000) / SLOWEST)
 }
 
-/// Frames to and from peers. A buffer moves in with a message or a read, and out with an event. Until then the carrier keeps it alive and
-/// unchanged, even if the channel has ended.
+/// Frames to and from peers. A buffer moves in with a message or a read, and out with an event. Until then the carrier
+/// keeps it alive and unchanged, even if the channel has ended.
 pub(crate) trait Carrier: Send + 'static {
-    /// What the carrier is and can do, which never changes.
+    /// Returns what the carrier is and can do, which never changes.
     fn properties(&self) -> &Properties;
     /// Lets peers that know `secret` reach a listener, and returns the name by which they do.
     fn listen(&mut self, listener: u32, secret: u64) -> Result<Box<[u8]>, Error>;
     /// Stops that. The listener's channels stay open.
     fn unlisten(&mut self, _listener: u32) {}
-    /// Returns the peer at address `name` whose listener has `secret`. Where each channel has its own connection, this opens one.
+    /// Returns the peer at address `name` whose listener has `secret`. Where each channel has its own connection, this
+    /// opens one.
     fn connect(&mut self, name: &[u8], secret: u64) -> Result<Peer, Error>;
     /// Sends the hello of a new channel, with the ids and the endpoint name that the peer needs.
     fn send_hello(&mut self, to: Peer, hello: Control);
@@ -118,8 +119,8 @@ pub(crate) trait Carrier: Send + 'static {
     fn close(&mut self, peer: Peer);
     /// Sends a control message. It may overtake messages, and messages may overtake it.
     fn send_control(&mut self, to: Peer, message: Control);
-    /// Sends the next message of an open channel, at once or with the next [`Carrier::flush`]. Returns the body if its bytes were copied;
-    /// otherwise [`Event::Sent`] returns it, in any order.
+    /// Sends the next message of an open channel, at once or with the next [`Carrier::flush`]. Returns the body if its
+    /// bytes were copied; otherwise [`Event::Sent`] returns it, in any order.
     fn send(&mut self, to: Peer, id: u32, body: Payload) -> Option<Payload>;
     /// Sends the peer no further message: those that haven't begun to be sent never will be.
     fn stop_sending(&mut self, to: Peer);
@@ -129,31 +130,32 @@ pub(crate) trait Carrier: Send + 'static {
     fn flush(&mut self);
     /// Makes progress at the time `now` and appends the events. True if anything happened, even without an event.
     fn poll(&mut self, now: Instant, events: &mut Vec<Event>) -> Result<bool, Error>;
-    /// How far the messages of a peer have got.
+    /// Returns how far the messages of a peer have got.
     fn progress(&self, peer: Peer) -> Progress;
-    /// Finds a message of the peer that has begun and makes no progress for `limit` and the time that its transfer may take.
+    /// Finds a message of the peer that has begun and makes no progress for `limit` and the time that its transfer may
+    /// take.
     fn overdue(&mut self, _peer: Peer, _now: Instant, _limit: Duration) -> Option<Violation> {
         None
     }
     /// Counts the time of [`Carrier::overdue`] anew, after a pause of this thread.
     fn restart_deadlines(&mut self, _peer: Peer) {}
-    /// True if no control message is waiting or in flight.
+    /// Returns whether no control message is waiting or in flight.
     fn is_idle(&self) -> bool {
         true
     }
-    /// A descriptor that becomes readable when a poll has work, if the carrier has one.
+    /// Returns a descriptor that becomes readable when a poll has work, if the carrier has one.
     fn wait_fd(&self) -> Option<RawFd> {
         None
     }
-    /// When a poll will have work that the descriptor doesn't show.
+    /// Returns when a poll will have work that the descriptor doesn't show.
     fn wakes(&self) -> Option<Instant> {
         None
     }
-    /// True if a poll has work now that the descriptor doesn't show.
+    /// Returns whether a poll has work now that the descriptor doesn't show.
     fn has_work(&self) -> bool {
         false
     }
-    /// True if waiting on the descriptor now would miss no event.
+    /// Returns whether waiting on the descriptor now would miss no event.
     fn may_wait(&self) -> bool {
         true
     }

@@ -79,12 +79,12 @@ impl ChannelState {
         !matches!(self.phase, Phase::Ended(_))
     }
 
-    /// True if the peer is closing and not all of its messages have been read.
+    /// Returns whether the peer is closing and not all of its messages have been read.
     pub fn has_unread(&self) -> bool {
         self.remote_close.is_some_and(|(end, _)| end != self.incoming.next_id())
     }
 
-    /// The error that refuses a write of `len` bytes, if any.
+    /// Returns the error that refuses a write of `len` bytes, if any.
     pub fn refuses_write(&self, len: usize) -> Option<ChannelError> {
         let max = self.max_write;
         match &self.phase {
@@ -95,7 +95,7 @@ impl ChannelState {
         }
     }
 
-    /// The error that refuses further reads, if any.
+    /// Returns the error that refuses further reads, if any.
     pub fn refuses_reads(&self) -> Option<ChannelError> {
         match (&self.phase, self.remote_close) {
             (Phase::Ended(error), _) => Some(error.clone()),

@@ -85,7 +85,7 @@ impl Engine {
         find(&mut self.channels, channel)
     }
 
-    /// The last channel with a peer.
+    /// Returns the last channel with a peer.
     fn channel_of(&self, peer: Peer) -> Option<u32> {
         self.by_peer.get(peer.0 as usize).copied().flatten()
     }
@@ -99,12 +99,12 @@ impl Engine {
         self.peers = self.peers + usize::from(channel.is_some()) - usize::from(before.is_some());
     }
 
-    /// True if there is work that no event will announce.
+    /// Returns whether there is work that no event will announce.
     pub fn has_work(&self) -> bool {
         self.carrier.has_work() || !(self.callbacks.is_empty() && self.scheduled.is_empty())
     }
 
-    /// True if no channel is open and no control message is unsent or in flight.
+    /// Returns whether no channel is open and no control message is unsent or in flight.
     pub fn is_idle(&self) -> bool {
         self.ended.is_some() || self.carrier.is_idle() && !self.channels.iter().flatten().any(|state| state.is_live())
     }
@@ -304,8 +304,8 @@ impl Engine {
                 self.abort_with(channel, error, Reason::Stopped);
             }
             Loss::Connection(source) if is_open => self.connection_failed(channel, source),
-            // A channel that waits for an answer ends at once; others end at the next read or write, after the messages that have already
-            // arrived, or when the peer stays silent.
+            // A channel that waits for an answer ends at once; others end at the next read or write, after the messages
+            // that have already arrived, or when the peer stays silent.
             Loss::Unreachable(source) if is_open => {
                 if state.closing.is_some() || matches!(state.phase, Phase::Connecting { .. }) {
                     self.connection_failed(channel, source);

@@ -28,7 +28,8 @@ pub(crate) struct ReadReport {
 pub(crate) struct Incoming {
     /// Id of the next message.
     next: u32,
-    /// The value of `next` in the last report to the peer, and how many bytes were read since; how many the peer holds unread.
+    /// The value of `next` in the last report to the peer, and how many bytes were read since; how many the peer holds
+    /// unread.
     reported: u32,
     unreported_bytes: usize,
     unread_bytes_max: usize,
@@ -37,8 +38,8 @@ pub(crate) struct Incoming {
     reads: VecDeque<QueuedRead>,
     /// How many messages the carrier was asked for and hasn't delivered.
     asked: usize,
-    /// How many messages were delivered; and those that no read has: they came back, or came for a read that was cancelled. By number. They
-    /// wait only while no read does.
+    /// How many messages were delivered; and those that no read has: they came back, or came for a read that was
+    /// cancelled. By number. They wait only while no read does.
     delivered: u64,
     unclaimed: VecDeque<(u64, Vec<u8>)>,
 }
@@ -58,7 +59,7 @@ impl Incoming {
         self.next
     }
 
-    /// What to report to the peer, if a report is due.
+    /// Returns what to report to the peer, if a report is due.
     pub fn report(&mut self) -> Option<ReadReport> {
         let is_awaited = self.offered == Some(self.next) && !self.reads.is_empty();
         let is_due = self.next.wrapping_sub(self.reported) >= READ_REPORT_INTERVAL
@@ -128,7 +129,7 @@ impl Incoming {
         }
     }
 
-    /// True if reads are waiting.
+    /// Returns whether reads are waiting.
     pub fn has_reads(&self) -> bool {
         !self.reads.is_empty()
     }

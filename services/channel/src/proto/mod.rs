@@ -21,8 +21,8 @@
 //!
 //! **Unread messages.** A channel has at most 256 messages sent and unread, so a fast writer doesn't fill the queues of
 //! the reader's provider. The reader reports every 64; further writes wait in order, and so do their callbacks. Where
-//! the carrier limits unread bytes too (over TCP 16 MiB), the reader also reports after a quarter of them, and a message
-//! for which no report would make room is offered: it's sent once a read waits for it.
+//! the carrier limits unread bytes too (over TCP 16 MiB), the reader also reports after a quarter of them, and a
+//! message for which no report would make room is offered: it's sent once a read waits for it.
 //!
 //! **Close.** A close waits for its confirmation, so nothing is lost even if closing the endpoint drops what a card
 //! hasn't delivered, as over `efa`. The confirmation is often an endpoint's last message.

@@ -7,7 +7,7 @@ use nix::libc::{AF_INET, AF_INET6};
 /// Sizes of `sockaddr_in` and `sockaddr_in6` in bytes.
 const LENGTHS: (usize, usize) = (16, 28);
 
-/// The socket addresses in a name; empty if it contains anything else.
+/// Returns the socket addresses in a name; empty if it contains anything else.
 pub(crate) fn parse(mut name: &[u8]) -> Vec<SocketAddr> {
     let mut addresses = Vec::new();
     while let Some((address, rest)) = split(name) {

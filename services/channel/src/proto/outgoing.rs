@@ -1,7 +1,7 @@
 //! The writing half of a channel: messages in flight, in order of their ids, and messages in the queue.
 //!
-//! The carrier returns the bodies in any order. One that is back only marks its message; [`Outgoing::complete`] then calls back from the
-//! front.
+//! The carrier returns the bodies in any order. One that is back only marks its message; [`Outgoing::complete`] then
+//! calls back from the front.
 
 use std::collections::VecDeque;
 
@@ -53,12 +53,12 @@ impl Outgoing {
         self.first = id;
     }
 
-    /// The id that the next message gets.
+    /// Returns the id that the next message gets.
     pub fn next_id(&self) -> u32 {
         self.first.wrapping_add(self.in_flight.len() as u32)
     }
 
-    /// True if no message is in flight or queued.
+    /// Returns whether no message is in flight or queued.
     pub fn is_idle(&self) -> bool {
         self.in_flight.is_empty() && self.queued.is_empty()
     }
@@ -87,7 +87,7 @@ impl Outgoing {
         }
     }
 
-    /// True if the next message may be sent.
+    /// Returns whether the next message may be sent.
     fn has_room(&self) -> bool {
         self.peer_close.is_none()
             && self.in_flight.len() < self.depth
@@ -95,12 +95,13 @@ impl Outgoing {
             && self.queued.front().is_none_or(|next| self.may_wait_unread(next.body.len()))
     }
 
-    /// True if the peer holds the next message, of `len` bytes, until it's read, or a read waits for it.
+    /// Returns whether the peer holds the next message, of `len` bytes, until it's read, or a read waits for it.
     fn may_wait_unread(&self, len: usize) -> bool {
         self.unread_bytes.saturating_add(len) <= self.unread_bytes_max || self.awaited == Some(self.next_id())
     }
 
-    /// Id of the next message, if it must be offered to the peer: it has no room there, and no report of the peer may make enough.
+    /// Id of the next message, if it must be offered to the peer: it has no room there, and no report of the peer may
+    /// make enough.
     pub fn offer(&mut self) -> Option<u32> {
         let (id, len) = (self.next_id(), self.queued.front()?.body.len());
         let must_offer = len > report_bytes(self.unread_bytes_max) && !self.may_wait_unread(len);
@@ -111,8 +112,8 @@ impl Outgoing {
         Some(id)
     }
 
-    /// Handles the peer's report that it has read every message before `id`, and whether a read waits for that one. An old or impossible
-    /// report changes nothing.
+    /// Handles the peer's report that it has read every message before `id`, and whether a read waits for that one. An
+    /// old or impossible report changes nothing.
     pub fn peer_read_to(&mut self, id: u32, is_awaited: bool) {
         let first_unread = self.next_id().wrapping_sub(self.unread.len() as u32);
         let read = id.wrapping_sub(first_unread) as usize;
@@ -163,7 +164,7 @@ impl Outgoing {
     }
 }
 
-/// How many bytes are read between two reports to the peer, which holds at most `unread_bytes_max`.
+/// Returns how many bytes are read between two reports to the peer, which holds at most `unread_bytes_max`.
 pub(super) fn report_bytes(unread_bytes_max: usize) -> usize {
     unread_bytes_max / 4
 }

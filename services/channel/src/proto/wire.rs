@@ -1,6 +1,7 @@
 //! The protocol's formats: control messages and listener addresses. All numbers are little endian.
 //!
-//! A control message is a [`Control`] and the sender's endpoint name, which only a hello has. What the fields mean, by kind:
+//! A control message is a [`Control`] and the sender's endpoint name, which only a hello has. What the fields mean, by
+//! kind:
 //!
 //! | field | in |
 //! |---|---|
@@ -12,9 +13,9 @@
 //! | `id` | hello, welcome: id of the sender's first message; close: id after its last message; read: id of the first message the sender has not read; offer: id of the message; path challenge: id that the receiver's first message must have |
 //! | `start_id` | hello: id that the receiver's first message must have, 0 for any |
 //!
-//! A listener answers a hello with a path challenge if there was an earlier channel with the same endpoint name. The endpoint that has the
-//! name now, and that sent the hello, answers with a path response and is then welcomed. So neither a hello with another endpoint's name
-//! nor a late hello ends a channel.
+//! A listener answers a hello with a path challenge if there was an earlier channel with the same endpoint name. The
+//! endpoint that has the name now, and that sent the hello, answers with a path response and is then welcomed. So
+//! neither a hello with another endpoint's name nor a late hello ends a channel.
 
 use std::collections::hash_map::RandomState;
 use std::fmt;
@@ -55,7 +56,7 @@ pub(crate) enum Transport {
 }
 
 impl Transport {
-    /// The version in an address.
+    /// Returns the version in an address.
     fn version(self) -> u16 {
         match self {
             Self::Tags => VERSION.into(),
@@ -110,13 +111,13 @@ impl Control {
         Self { magic, version, reserved, kind, name_len, to, from, secret, sender_secret, value, id, start_id }
     }
 
-    /// The bytes of the message, with the endpoint name. Only a hello has one.
+    /// Returns the bytes of the message, with the endpoint name. Only a hello has one.
     pub fn emit(&self, name: &[u8]) -> Vec<u8> {
         [Self { name_len: name.len() as u8, ..*self }.as_bytes(), name].concat()
     }
 
-    /// The message and the endpoint name; None if the bytes are not a control message. A message of another version is read like one of
-    /// this version.
+    /// Returns the message and the endpoint name; None if the bytes are not a control message. A message of another
+    /// version is read like one of this version.
     pub fn parse(bytes: &[u8]) -> Option<(Self, &[u8])> {
         let (control, name) = Self::try_read_from_prefix(bytes).ok()?;
         let sound = control.magic == MAGIC && name.len() == usize::from(control.name_len) && name.len() <= NAME_MAX;
@@ -143,10 +144,11 @@ const _: () = assert!(size_of::<AddressHeader>() + NAME_MAX <= ADDRESS_MAX);
 /// The number with which a hello names the listener that uses [`Config::secret`](crate::Config::secret).
 pub(crate) const SHARED_LISTENER: u32 = u32::MAX;
 
-/// Where a listener can be reached, as bytes (at most [`ADDRESS_MAX`]) or as text. The application carries it to the other side.
+/// Where a listener can be reached, as bytes (at most [`ADDRESS_MAX`]) or as text. The application carries it to the
+/// other side.
 ///
-/// The text form of a TCP listener's address is `HOST:PORT#KEY`, with several `HOST:PORT` separated by commas if it has several addresses.
-/// The key contains a secret: any process that has the whole address can connect. If both ends have
+/// The text form of a TCP listener's address is `HOST:PORT#KEY`, with several `HOST:PORT` separated by commas if it has
+/// several addresses. The key contains a secret: any process that has the whole address can connect. If both ends have
 /// [`Config::secret`](crate::Config::secret), `HOST:PORT` alone is enough, and anyone may know it:
 ///
 /// ```
@@ -155,7 +157,8 @@ pub(crate) const SHARED_LISTENER: u32 = u32::MAX;
 /// # Ok::<(), ferrogin_channel::ChannelError>(())
 /// ```
 ///
-/// Parsing resolves a host name, as [`ToSocketAddrs`] does, which may block. Other providers' addresses are hexadecimal digits.
+/// Parsing resolves a host name, as [`ToSocketAddrs`] does, which may block. Other providers' addresses are hexadecimal
+/// digits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Address {
     pub(crate) transport: Transport,
@@ -166,7 +169,7 @@ pub struct Address {
 }
 
 impl Address {
-    /// The address as bytes, at most [`ADDRESS_MAX`].
+    /// Returns the address as bytes, at most [`ADDRESS_MAX`].
     pub fn to_bytes(&self) -> Vec<u8> {
         let header = AddressHeader {
             magic: ADDRESS_MAGIC,
@@ -206,7 +209,7 @@ impl Address {
         Ok(Self { transport, listener: header.listener.get(), secret, name })
     }
 
-    /// The listener's endpoint in readable form.
+    /// Returns the listener's endpoint in readable form.
     pub fn endpoint(&self) -> Arc<str> {
         label(&self.name)
     }
@@ -255,7 +258,7 @@ impl FromStr for Address {
     }
 }
 
-/// A number that no peer can guess: a keyed hash whose keys come from the operating system.
+/// Returns a number that no peer can guess: a keyed hash whose keys come from the operating system.
 pub(crate) fn secret() -> u64 {
     RandomState::new().build_hasher().finish()
 }
@@ -267,7 +270,8 @@ fn unhex(text: &str) -> Option<Vec<u8>> {
     bytes.collect::<Option<Vec<_>>>().filter(|bytes| !bytes.is_empty())
 }
 
-/// An endpoint name in readable form: host and port for a socket address, text as is, anything else in hexadecimal.
+/// Returns an endpoint name in readable form: host and port for a socket address, text as is, anything else in
+/// hexadecimal.
 pub(crate) fn label(name: &[u8]) -> Arc<str> {
     if let Some(address) = name::parse(name).first() {
         return address.to_string().into();

@@ -1,4 +1,5 @@
-//! A hostile network: it delivers, matches and completes in any order, asks for retries at random, and loses endpoints on request.
+//! A hostile network: it delivers, matches and completes in any order, asks for retries at random, and loses endpoints
+//! on request.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -112,7 +113,7 @@ impl Net {
         self.state().ports[port].full = full;
     }
 
-    /// How many messages to the endpoint no receive has matched.
+    /// Returns how many messages to the endpoint no receive has matched.
     pub fn unmatched(&self, port: usize) -> usize {
         self.state().ports[port].unexpected.len()
     }
@@ -134,7 +135,7 @@ impl Net {
 }
 
 impl Fake {
-    /// The peer with that name.
+    /// Returns the peer with that name.
     pub fn peer(&mut self, name: &[u8]) -> Addr {
         self.insert(name).unwrap()
     }
@@ -144,7 +145,7 @@ impl Fake {
         self.send(Send { to, tag, body: body.into(), token: 0, more: false });
     }
 
-    /// The completions so far.
+    /// Returns the completions so far.
     pub fn completions(&mut self) -> Vec<Completion> {
         let mut completions = Vec::new();
         self.poll(&mut completions).unwrap();

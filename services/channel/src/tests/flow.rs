@@ -18,7 +18,7 @@ fn writer(count: usize, len: usize) -> (Outgoing, Fake) {
     (outgoing, fake)
 }
 
-/// The order of the sends: `l0p0` and so on.
+/// Returns the order of the sends: `l0p0` and so on.
 fn order(fake: &mut Fake) -> String {
     fake.sent.drain(..).map(|tag| format!("{}{}", if tag >> 32 == 1 { 'l' } else { 'p' }, tag as u32)).collect()
 }
@@ -72,7 +72,7 @@ fn stopped_writer_starts_no_payload() {
     assert_eq!((order(&mut fake).as_str(), sent(&mut outgoing)), ("", vec![0]));
 }
 
-/// A channel's writer with messages of these lengths, to a peer that holds 400 bytes unread.
+/// Returns a channel's writer with messages of these lengths, to a peer that holds 400 bytes unread.
 fn writer_to_reader(lens: &[usize]) -> outgoing::Outgoing {
     let mut writer = outgoing::Outgoing::new(1000, 400);
     for len in lens {

@@ -1,4 +1,5 @@
-//! Peers that violate the protocol: their channel ends with an error that names the violation; other channels stay open.
+//! Peers that violate the protocol: their channel ends with an error that names the violation; other channels stay
+//! open.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,7 +24,7 @@ struct Peers {
     channel: u32,
 }
 
-/// A hello to the listener at `address`.
+/// Returns a hello to the listener at `address`.
 pub fn hello(address: &crate::Address) -> Control {
     Control {
         from: 7,
@@ -58,7 +59,7 @@ impl Peers {
         peers
     }
 
-    /// The secret of the malformed peer's channel.
+    /// Returns the secret of the malformed peer's channel.
     fn secret(&mut self) -> u64 {
         self.world.engines[0].state_of(self.channel).map_or(0, |state| state.secret)
     }
@@ -92,7 +93,8 @@ impl Peers {
         self.run_as(steps, false);
     }
 
-    /// Asserts that the malformed peer's channel and its reads ended with an error that satisfies `is`, and that the good one works.
+    /// Asserts that the malformed peer's channel and its reads ended with an error that satisfies `is`, and that the
+    /// good one works.
     fn ended(mut self, is: impl Fn(&ChannelError) -> bool) {
         self.run(20);
         let got = std::mem::take(&mut *self.got.lock().unwrap());
@@ -218,7 +220,7 @@ fn control_message_with_wrong_secret_is_ignored() {
     peers.ended(|error| matches!(error, ChannelError::Protocol { violation, .. } if *violation == too_long));
 }
 
-/// The reason with which a listener refuses a hello of `version`, if it answers.
+/// Returns the reason with which a listener refuses a hello of `version`, if it answers.
 fn answer_to(version: u8, spoil: impl Fn(&mut crate::Address)) -> Option<Reason> {
     let mut world = World::new(1, false, 1, &Config::default());
     let mut malformed = world.net.endpoint();

@@ -1,4 +1,5 @@
-//! Random programs on channels, checked by an oracle: every message arrives once, whole and in order; callbacks run in order.
+//! Random programs on channels, checked by an oracle: every message arrives once, whole and in order; callbacks run in
+//! order.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -47,7 +48,7 @@ pub struct World {
     callbacks: Vec<Callback>,
 }
 
-/// An engine over an endpoint of the network.
+/// Returns an engine over an endpoint of the network.
 pub fn engine(endpoint: Fake, config: &Config, now: Instant) -> Engine {
     Engine::new(Box::new(Tags::new(endpoint, config)), config.clone(), now)
 }

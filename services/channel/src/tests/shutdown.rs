@@ -17,7 +17,7 @@ use crate::carrier::tags::Tags;
 use crate::proto::{Callback, Opened};
 use crate::{Channel, ChannelError, Config, Listener, Reactor};
 
-/// A handle to a channel that doesn't exist: every request fails.
+/// Returns a handle to a channel that doesn't exist: every request fails.
 fn nothing(reactor: &Reactor) -> Channel {
     let (sender, receiver) = mpsc::channel();
     let open = Channel::opening(reactor.shared(), move |channel| sender.send(channel.unwrap()).unwrap());
@@ -226,7 +226,8 @@ fn polled_and_dropped_reads_lose_no_message() {
     });
 }
 
-/// A poll with another waker drops the one before, which may own the task, and the task anything: here it waits for a later message.
+/// A poll with another waker drops the one before, which may own the task, and the task anything: here it waits for a
+/// later message.
 #[test]
 fn replaced_waker_may_wait_for_its_reactor() {
     struct Waits(Channel, Channel);

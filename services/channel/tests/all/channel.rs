@@ -17,7 +17,8 @@ const START_ID: u32 = u32::MAX - 499;
 /// How many peers are killed at a time.
 const KILLERS: u64 = 5;
 
-/// Messages each way between a server and its four clients, in total. FERROGIN_CHANNEL_FAULTS selects one kind of software-card faults.
+/// Messages each way between a server and its four clients, in total. FERROGIN_CHANNEL_FAULTS selects one kind of
+/// software-card faults.
 fn messages(usual: u64, full: u64) -> u64 {
     repetitions("FERROGIN_CHANNEL_MESSAGES", usual, full)
 }
@@ -109,7 +110,8 @@ fn child() {
     }
 }
 
-/// A server and four clients, each in its own process, with ids that soon wrap; `more` is added to the environment of all.
+/// A server and four clients, each in its own process, with ids that soon wrap; `more` is added to the environment of
+/// all.
 fn four_peers(way: &Way, count: u64, more: &[(&str, String)]) {
     let start = ("FERROGIN_TEST_START", START_ID.to_string());
     let common = [&[start, ("FERROGIN_TEST_COUNT", count.to_string())], more].concat();
@@ -151,7 +153,8 @@ fn four_peers_exchange_every_byte_in_order_over_the_software_card() {
     }
 }
 
-/// libfabric's own EFA provider, on the software card below verbs. Its shared memory would be another path to a peer on this host.
+/// libfabric's own EFA provider, on the software card below verbs. Its shared memory would be another path to a peer on
+/// this host.
 #[test]
 #[ignore = "make check"]
 fn four_peers_exchange_every_byte_in_order_over_efa() {

@@ -1,4 +1,5 @@
-//! What an orderly close promises: the peer gets every message that was written before, whatever happens to the writer's endpoint afterwards.
+//! What an orderly close promises: the peer gets every message that was written before, whatever happens to the
+//! writer's endpoint afterwards.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -73,7 +74,8 @@ fn rounds(usual: u64) -> usize {
     repetitions("FERROGIN_CHANNEL_CLOSES", usual, 1000) as usize
 }
 
-/// Without libfabric's shm, which crashes if one of two endpoints in a process is closed while messages from it are unread.
+/// Without libfabric's shm, which crashes if one of two endpoints in a process is closed while messages from it are
+/// unread.
 #[test]
 fn close_loses_no_message() {
     for way in ways("close_loses_no_message").iter().filter(|way| way.provider != "shm") {
@@ -81,7 +83,8 @@ fn close_loses_no_message() {
     }
 }
 
-/// The card drops what an endpoint has posted and the peer hasn't taken when the endpoint closes, as libfabric's `efa` does.
+/// The card drops what an endpoint has posted and the peer hasn't taken when the endpoint closes, as libfabric's `efa`
+/// does.
 #[test]
 fn close_loses_no_message_on_a_card_that_drops_the_rest() {
     let test = "close_loses_no_message_on_a_card_that_drops_the_rest";

@@ -16,19 +16,19 @@ use nix::sys::time::TimeValLike;
 const IDLE: Duration = Duration::from_secs(2);
 /// CPU time that their threads may take between two waits. A thread that spins never waits.
 const BETWEEN_WAITS: Duration = Duration::from_millis(5);
-/// Waits that their threads may begin per second. If they have to poll, a reactor does so a thousand times a second, and a software card
-/// five thousand times.
+/// Waits that their threads may begin per second. If they have to poll, a reactor does so a thousand times a second,
+/// and a software card five thousand times.
 const WAITS: f64 = 14_000.0;
 
-/// This process's CPU time and number of waits, while its other threads sleep.
+/// Returns this process's CPU time and number of waits, while its other threads sleep.
 fn usage() -> (Duration, i64) {
     let usage = getrusage(UsageWho::RUSAGE_SELF).unwrap();
     let time = usage.user_time() + usage.system_time();
     (Duration::from_micros(time.num_microseconds() as u64), usage.voluntary_context_switches())
 }
 
-/// The CPU time that two reactors take between two waits while their channel is idle, and their waits per second. Before that, `disturb` is
-/// called with the listener's place.
+/// Returns the CPU time that two reactors take between two waits while their channel is idle, and their waits per
+/// second. Before that, `disturb` is called with the listener's place.
 fn idle_usage<T>(way: &Way, disturb: impl FnOnce(&str) -> T) -> (Duration, f64) {
     let config = way.config();
     let (here, _there, a, b) = pair(&config);

@@ -35,7 +35,7 @@ fn read(channel: &Channel, life: u64, from_client: bool, count: u64) {
     }
 }
 
-/// True if the client ends with a close; otherwise it's killed amid traffic.
+/// Returns whether the client ends with a close; otherwise it's killed amid traffic.
 fn ends_cleanly(life: u64) -> bool {
     life % 2 == 1
 }
@@ -61,8 +61,8 @@ fn child() {
     assert!(reactor.shutdown(LIMIT));
 }
 
-/// Clients over one provider, one after another. `notices_death`: their connections end when they do; otherwise no death is noticed,
-/// because the server is patient.
+/// Clients over one provider, one after another. `notices_death`: their connections end when they do; otherwise no
+/// death is noticed, because the server is patient.
 fn lives(way: &Way, notices_death: bool) {
     let reactor = Reactor::open(&way.config()).unwrap();
     let listener = reactor.listen().unwrap();

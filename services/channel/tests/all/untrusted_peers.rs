@@ -36,7 +36,8 @@ fn open(listener: &Listener) -> (Reactor, Channel, Channel) {
     (reactor, near, far)
 }
 
-/// Not a test: a listener with few descriptors, whose channels echo. The clients have their own process, which never runs out of them.
+/// Not a test: a listener with few descriptors, whose channels echo. The clients have their own process, which never
+/// runs out of them.
 #[test]
 fn echo_server() {
     let Ok(descriptors) = std::env::var("FERROGIN_TEST_DESCRIPTORS") else { return };

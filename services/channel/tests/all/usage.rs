@@ -72,7 +72,8 @@ fn wait_in_callback_is_refused() {
     drop(here);
 }
 
-/// One channel after another between the same two endpoints, in either direction, leaving messages of the earlier ones unread.
+/// One channel after another between the same two endpoints, in either direction, leaving messages of the earlier ones
+/// unread.
 #[test]
 fn same_endpoints_connect_repeatedly() {
     let config = patient();

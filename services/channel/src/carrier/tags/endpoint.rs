@@ -19,7 +19,8 @@ pub(crate) const ID_MASK: u64 = 0xffff_ffff;
 const SESSION_BITS: u32 = 28;
 /// The session in operations that belong to none. Numbers are never reused.
 pub(crate) const NO_SESSION: u32 = (1 << SESSION_BITS) - 1;
-/// Bytes of the receive buffer for a length. A length has 8 bytes; the longer buffer shows when a length message is too long.
+/// Bytes of the receive buffer for a length. A length has 8 bytes; the longer buffer shows when a length message is too
+/// long.
 pub(crate) const LENGTH_BUFFER: usize = 16;
 
 /// Which messages a receive matches: those whose tag equals `tag` in all bits that are clear in `ignore`.
@@ -180,32 +181,33 @@ pub(crate) struct Abilities {
     pub max_message: usize,
     /// How many payload bytes of one peer the endpoint should have at a time, if that is more than two payloads.
     pub payload_window: usize,
-    /// Whether a message from an endpoint that is gone can be received and dropped without harm to a new endpoint at its address.
+    /// Whether a message from an endpoint that is gone can be received and dropped without harm to a new endpoint at
+    /// its address.
     pub can_discard_stale: bool,
 }
 
-/// Tagged messages of one endpoint. A buffer moves in with an operation and out with that operation's completion. Until then, the endpoint
-/// keeps it alive and unchanged. Sends and receives end in any order. Messages from one sender with equal tags match in the order they were
-/// sent, if the network keeps that order.
+/// Tagged messages of one endpoint. A buffer moves in with an operation and out with that operation's completion. Until
+/// then, the endpoint keeps it alive and unchanged. Sends and receives end in any order. Messages from one sender with
+/// equal tags match in the order they were sent, if the network keeps that order.
 pub(crate) trait Endpoint: std::marker::Send + 'static {
-    /// What the endpoint is and can do, which never changes.
+    /// Returns what the endpoint is and can do, which never changes.
     fn abilities(&self) -> &Abilities;
     /// Inserts a name that isn't in the address vector yet.
     fn insert(&mut self, name: &[u8]) -> Result<Addr, Error>;
     fn send(&mut self, send: Send) -> SendResult;
     fn receive(&mut self, receive: Receive) -> ReceiveResult;
-    /// Looks for an unmatched message from `from` (None: any endpoint) and leaves it in place: [`Completion::Peeked`] follows. False if the
-    /// endpoint can't peek.
+    /// Looks for an unmatched message from `from` (None: any endpoint) and leaves it in place: [`Completion::Peeked`]
+    /// follows. False if the endpoint can't peek.
     fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool;
     /// Cancels receives: each still produces one completion.
     fn cancel(&mut self, which: &dyn Fn(u64) -> bool);
     /// Makes progress and appends the completions.
     fn poll(&mut self, completions: &mut Vec<Completion>) -> Result<(), Error>;
-    /// A descriptor that becomes readable when a poll has work, if the endpoint has one.
+    /// Returns a descriptor that becomes readable when a poll has work, if the endpoint has one.
     fn wait_fd(&self) -> Option<RawFd> {
         None
     }
-    /// True if waiting on the descriptor now would miss no completion.
+    /// Returns whether waiting on the descriptor now would miss no completion.
     fn may_wait(&self) -> bool {
         true
     }

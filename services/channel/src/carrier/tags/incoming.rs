@@ -1,5 +1,5 @@
-//! Messages on their way from a peer. A receive for a length matches any message; a receive for a payload matches exactly one. A reorder
-//! buffer puts the messages in order of their ids.
+//! Messages on their way from a peer. A receive for a length matches any message; a receive for a payload matches
+//! exactly one. A reorder buffer puts the messages in order of their ids.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -86,7 +86,7 @@ impl Incoming {
         self.next = id;
     }
 
-    /// True if message `id` belongs to an earlier channel.
+    /// Returns whether message `id` belongs to an earlier channel.
     pub fn is_stale(&self, id: u32) -> bool {
         let far = id.wrapping_sub(self.next).min(self.next.wrapping_sub(id));
         self.follows_prior && far as usize >= REORDER_WINDOW
@@ -101,7 +101,7 @@ impl Incoming {
         self.reads.push_back(buffer);
     }
 
-    /// Bytes of payloads whose receives are posted.
+    /// Returns the bytes of payloads whose receives are posted.
     pub fn bytes_in_flight(&self) -> usize {
         self.window.iter().map(|entry| if let Some(Arrival::Posted(len)) = entry { *len } else { 0 }).sum()
     }
@@ -130,7 +130,8 @@ impl Incoming {
                 ReceiveResult::Failed(_, error) => return Err(error),
             }
         }
-        // Lengths arrive in any order. For every length that arrives before a read waits for it, another receive is posted.
+        // Lengths arrive in any order. For every length that arrives before a read waits for it, another receive is
+        // posted.
         while self.length_receives + begun < wanted {
             let buffer = self.length_buffers.pop().unwrap_or_default();
             let pattern = Pattern { tag: LENGTH, ignore: ID_MASK };
@@ -195,7 +196,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// The violation for a payload that is longer than its length.
+    /// Returns the violation for a payload that is longer than its length.
     pub fn too_long(&self, id: u32) -> Violation {
         let stated = match self.window.get(id.wrapping_sub(self.next) as usize) {
             Some(Some(Arrival::Posted(stated))) => *stated,
@@ -244,7 +245,7 @@ impl Incoming {
         (self.stalled_since, self.orphan_payload) = (None, None);
     }
 
-    /// True if reads are waiting and no message has begun.
+    /// Returns whether reads are waiting and no message has begun.
     pub fn is_waiting(&self) -> bool {
         !self.reads.is_empty() && self.window.is_empty()
     }

@@ -1,8 +1,9 @@
 //! Messages on their way to a peer.
 //!
-//! Each is two sends, which complete in any order, even relative to the sends of other messages. Lengths go out at once. Long payloads go
-//! into a stream a few at a time, so that the reader learns the next lengths while a payload is in flight, and posts receives before the
-//! payloads arrive. A provider has to buffer or stop a payload that has no receive.
+//! Each is two sends, which complete in any order, even relative to the sends of other messages. Lengths go out at
+//! once. Long payloads go into a stream a few at a time, so that the reader learns the next lengths while a payload is
+//! in flight, and posts receives before the payloads arrive. A provider has to buffer or stop a payload that has no
+//! receive.
 
 use std::collections::VecDeque;
 
@@ -11,8 +12,8 @@ use ferrogin_libfabric::Error;
 use super::endpoint::{Addr, Endpoint, LENGTH, Operation, PAYLOAD, Send, SendResult, token};
 use crate::Payload;
 
-/// How many payload bytes a stream gets at a time, if that is more than two payloads: enough to keep the stream busy, but few enough that
-/// control data of later payloads doesn't wait long behind them.
+/// How many payload bytes a stream gets at a time, if that is more than two payloads: enough to keep the stream busy,
+/// but few enough that control data of later payloads doesn't wait long behind them.
 pub(crate) const PAYLOAD_WINDOW: usize = 4 << 20;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,7 +39,7 @@ struct InFlight {
 }
 
 impl InFlight {
-    /// True if another payload of `len` bytes may start: two always may, more only up to `limit` bytes in all.
+    /// Returns whether another payload of `len` bytes may start: two always may, more only up to `limit` bytes in all.
     fn has_room(self, len: usize, limit: usize) -> bool {
         self.count < 2 || self.bytes.saturating_add(len) <= limit
     }
@@ -78,12 +79,12 @@ impl Outgoing {
         self.first = id;
     }
 
-    /// The id that the next message gets.
+    /// Returns the id that the next message gets.
     pub fn next_id(&self) -> u32 {
         self.first.wrapping_add(self.messages.len() as u32)
     }
 
-    /// Bytes of payloads that are posted and not complete.
+    /// Returns the bytes of payloads that are posted and not complete.
     pub fn bytes_in_flight(&self) -> usize {
         self.in_flight.bytes
     }

@@ -52,8 +52,8 @@ pub(crate) struct Provider {
     send: TaggedSend,
     recv: TaggedRecv,
     inject: Option<Inject>,
-    /// Whether control messages may be injected. Not if closing the endpoint may lose injected messages: the confirmation of a close is
-    /// often an endpoint's last message.
+    /// Whether control messages may be injected. Not if closing the endpoint may lose injected messages: the
+    /// confirmation of a close is often an endpoint's last message.
     injects_control: bool,
     /// For providers that post several sends with one doorbell (`FI_MORE`).
     send_message: Option<WithMessage>,
@@ -74,7 +74,8 @@ pub(crate) struct Provider {
     abilities: Abilities,
 }
 
-// SAFETY: the function pointers are to provider code, which any thread may call; only the provider uses its part of the contexts.
+// SAFETY: the function pointers are to provider code, which any thread may call; only the provider uses its part of the
+// contexts.
 unsafe impl std::marker::Send for Provider {}
 
 impl Provider {
@@ -99,8 +100,9 @@ impl Provider {
         let failures = if is_efa { Some(EventQueue::open(&fabric)?) } else { None };
         if let Some(failures) = &failures {
             endpoint.bind_eq(failures)?;
-            // Within a host, the provider takes a shortcut through its shared memory, which crashes when one of two endpoints in a process
-            // closes (libfabric 2.6 main). Messages go through the card instead, as between hosts. An older libfabric lacks the option.
+            // Within a host, the provider takes a shortcut through its shared memory, which crashes when one of two
+            // endpoints in a process closes (libfabric 2.6 main). Messages go through the card instead, as between
+            // hosts. An older libfabric lacks the option.
             if let Err(error) = endpoint.set_option(bindings::FI_OPT_SHARED_MEMORY_PERMITTED, false) {
                 log::debug!("shared memory of the provider stays in use: {error}");
             }
@@ -119,7 +121,8 @@ impl Provider {
                 max_message: info.max_msg_size(),
                 // A stream carries one payload after another. Other providers carry several at a time.
                 payload_window: if provider.starts_with("tcp") { PAYLOAD_WINDOW } else { usize::MAX },
-                // rxm would read a long message's payload from the new endpoint, which breaks that endpoint's connection.
+                // rxm would read a long message's payload from the new endpoint, which breaks that endpoint's
+                // connection.
                 can_discard_stale: !provider.contains("ofi_rxm"),
                 provider,
             },
@@ -165,9 +168,10 @@ impl Provider {
         (record.token, usage)
     }
 
-    /// The operation that was posted with `context`.
+    /// Returns the operation that was posted with `context`.
     fn index_of(context: *mut c_void) -> u32 {
-        // SAFETY: every operation was posted with a pointer to one of `contexts`, which live until the endpoint is closed.
+        // SAFETY: every operation was posted with a pointer to one of `contexts`, which live until the endpoint is
+        // closed.
         unsafe { Context::<u32>::note(context) }
     }
 
@@ -186,7 +190,8 @@ impl Provider {
             Usage::Send(body) => completions.push(endpoint::Completion::Sent { token, body, result: Ok(()) }),
             Usage::Receive(mut bytes) => {
                 let len = completion.len.min(bytes.capacity());
-                // SAFETY: the provider initialised `len` bytes from the start of the buffer, and the length stays within its capacity.
+                // SAFETY: the provider initialised `len` bytes from the start of the buffer, and the length stays
+                // within its capacity.
                 unsafe { bytes.set_len(len) };
                 completions.push(endpoint::Completion::Received(Received {
                     token,
@@ -254,8 +259,8 @@ impl Provider {
         let (index, context) = self.begin(token, Usage::Copied);
         let message = fi_msg_tagged { msg_iov: &bytes, iov_count: 1, addr: to.0, tag, context, ..Default::default() };
         let flags = bindings::FI_INJECT | bindings::FI_MORE | bindings::FI_COMPLETION;
-        // SAFETY: the endpoint is open; message and bytes outlive the call, which copies them (FI_INJECT); the context lives until the
-        // endpoint is closed.
+        // SAFETY: the endpoint is open; message and bytes outlive the call, which copies them (FI_INJECT); the context
+        // lives until the endpoint is closed.
         let code = unsafe { send_message(self.endpoint.as_ptr(), &message, flags) };
         if code != 0 {
             self.release(index);
@@ -263,7 +268,7 @@ impl Provider {
         self.copied("fi_tsendmsg", code, body)
     }
 
-    /// The result of a send whose bytes the provider copies.
+    /// Returns the result of a send whose bytes the provider copies.
     fn copied(&self, call: &'static str, code: isize, body: Payload) -> SendResult {
         match code {
             0 => SendResult::Done(body),
@@ -278,12 +283,12 @@ impl Provider {
     }
 }
 
-/// Entries in each queue of an `efa` endpoint. The provider allocates and registers a packet buffer of 9 KB for each entry before the first
-/// message, and has 12288 entries unless an application asks for fewer.
+/// Entries in each queue of an `efa` endpoint. The provider allocates and registers a packet buffer of 9 KB for each
+/// entry before the first message, and has 12288 entries unless an application asks for fewer.
 const EFA_QUEUE: usize = 1024;
 
-/// Providers for EFA cards. They ring the card's doorbell once for several sends (`FI_MORE`). When an endpoint is closed, `efa` drops what
-/// the card hasn't delivered, so an injected message, which has no completion, may be lost.
+/// Providers for EFA cards. They ring the card's doorbell once for several sends (`FI_MORE`). When an endpoint is
+/// closed, `efa` drops what the card hasn't delivered, so an injected message, which has no completion, may be lost.
 const CARDS: [&str; 2] = ["efa", "softefa"];
 
 const RETRY: isize = -(bindings::FI_EAGAIN as isize);
@@ -325,8 +330,8 @@ impl endpoint::Endpoint for Provider {
         let body = if body.is_word() { Payload::from(body.as_slice().to_vec()) } else { body };
         let (data, len, send) = (body.as_slice().as_ptr().cast(), body.len(), self.send);
         let (index, context) = self.begin(token, Usage::Send(body));
-        // SAFETY: the endpoint is open; `records` owns the payload, whose bytes are on the heap or static, and the context is in
-        // `contexts`: both live until the operation completes or the endpoint is closed.
+        // SAFETY: the endpoint is open; `records` owns the payload, whose bytes are on the heap or static, and the
+        // context is in `contexts`: both live until the operation completes or the endpoint is closed.
         let code = unsafe { send(endpoint, data, len, ptr::null_mut(), to.0, tag, context) };
         if code == 0 {
             return SendResult::Posted;
@@ -346,8 +351,8 @@ impl endpoint::Endpoint for Provider {
         let from = from.map_or(bindings::FI_ADDR_UNSPEC, |addr| addr.0);
         let data = buffer.as_mut_ptr().cast();
         let (index, context) = self.begin(token, Usage::Receive(buffer));
-        // SAFETY: the endpoint is open; `records` owns the buffer, which has `len` bytes of capacity, until the operation completes or the
-        // endpoint is closed.
+        // SAFETY: the endpoint is open; `records` owns the buffer, which has `len` bytes of capacity, until the
+        // operation completes or the endpoint is closed.
         let code = unsafe { recv(endpoint, data, len, ptr::null_mut(), from, pattern.tag, pattern.ignore, context) };
         if code == 0 {
             return ReceiveResult::Posted;
@@ -364,7 +369,8 @@ impl endpoint::Endpoint for Provider {
         let (index, context) = self.begin(token, Usage::Peek);
         let addr = from.map_or(bindings::FI_ADDR_UNSPEC, |addr| addr.0);
         let message = fi_msg_tagged { addr, tag: pattern.tag, ignore: pattern.ignore, context, ..Default::default() };
-        // SAFETY: the endpoint is open; the message has no buffers and outlives the call; the context lives until the endpoint is closed.
+        // SAFETY: the endpoint is open; the message has no buffers and outlives the call; the context lives until the
+        // endpoint is closed.
         let code = unsafe { peek(endpoint, &message, bindings::FI_PEEK | bindings::FI_COMPLETION) };
         if code == 0 {
             return true;
@@ -381,7 +387,8 @@ impl endpoint::Endpoint for Provider {
         let Ok(cancel) = entry!(self.endpoint.object(), ops: fi_ops_ep, cancel, "fi_cancel") else { return };
         for (record, context) in self.records.iter().zip(&self.contexts) {
             if matches!(record.usage, Usage::Receive(_)) && which(record.token) {
-                // SAFETY: the endpoint is open; the context belongs to a posted operation, and lives until the endpoint is closed.
+                // SAFETY: the endpoint is open; the context belongs to a posted operation, and lives until the endpoint
+                // is closed.
                 let code = unsafe { cancel(self.endpoint.as_ptr().cast(), context.as_ptr()) };
                 if code != 0 {
                     log::debug!("fi_cancel: {code}");

@@ -1,8 +1,9 @@
 //! Channels with endpoints that had one before, and with new endpoints at the address of one that is gone.
 //!
-//! Tags and address are those of the earlier channel, whose messages may still arrive. So the new channel's ids begin far from the earlier
-//! ones, in both directions: a message with an id of the earlier channel is stale and is dropped. Any peer can write any name into a hello,
-//! and a hello may arrive late. So the carrier challenges the named endpoint before it delivers the hello.
+//! Tags and address are those of the earlier channel, whose messages may still arrive. So the new channel's ids begin
+//! far from the earlier ones, in both directions: a message with an id of the earlier channel is stale and is dropped.
+//! Any peer can write any name into a hello, and a hello may arrive late. So the carrier challenges the named endpoint
+//! before it delivers the hello.
 
 use super::endpoint::Endpoint;
 use super::{HelloKey, Known, LastIds, PendingHello, Tags, find};

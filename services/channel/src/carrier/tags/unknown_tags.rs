@@ -9,7 +9,8 @@ use crate::Violation;
 /// Bytes of the receive buffer for a message with an unknown tag. Its contents are not used.
 const UNKNOWN_BUFFER: usize = 8;
 
-/// Patterns that together match exactly the tags that the protocol doesn't use. The upper 32 bits of those it uses are 1, 2 or 4.
+/// Patterns that together match exactly the tags that the protocol doesn't use. The upper 32 bits of those it uses are
+/// 1, 2 or 4.
 pub(super) fn patterns() -> impl Iterator<Item = Pattern> {
     // One pattern for each of the upper parts 0, 3, 5, 6 and 7; one for each bit from 35 up.
     let low = [0u64, 3, 5, 6, 7].into_iter().map(|high| Pattern { tag: high << 32, ignore: ID_MASK });
@@ -33,8 +34,8 @@ impl<E: Endpoint> Tags<E> {
             .cancel(&|token| Token::parse(token).is_some_and(|token| token.operation == Operation::ReceiveUnknown));
     }
 
-    /// Receives a message with an unknown tag, if the endpoint can't peek or the message belongs to no peer. The next peek cancels the
-    /// receive: one that stays posted slows down the matching of every other message.
+    /// Receives a message with an unknown tag, if the endpoint can't peek or the message belongs to no peer. The next
+    /// peek cancels the receive: one that stays posted slows down the matching of every other message.
     fn receive_unknown(&mut self, index: usize) {
         let pattern = self.unknown[index].pattern;
         let token = token(Operation::ReceiveUnknown, NO_SESSION, index as u32);

@@ -46,7 +46,7 @@ struct Partial {
 }
 
 impl Partial {
-    /// True if the rest goes straight from the socket to its place.
+    /// Returns whether the rest goes straight from the socket to its place.
     fn is_direct(&self) -> bool {
         self.missing > DIRECT
     }
@@ -61,7 +61,8 @@ pub(super) struct Input {
     partial: Option<Partial>,
     /// Id of the next message that arrives.
     next: u32,
-    /// The memory of reads that wait for messages; and messages that wait for reads, and their bytes. One of the two is empty.
+    /// The memory of reads that wait for messages; and messages that wait for reads, and their bytes. One of the two is
+    /// empty.
     reads: VecDeque<Vec<u8>>,
     unread: VecDeque<Vec<u8>>,
     unread_bytes: usize,
@@ -85,7 +86,7 @@ impl Input {
         self.next = id;
     }
 
-    /// Bytes of the message that is arriving.
+    /// Returns the bytes of the message that is arriving.
     pub fn message_bytes(&self) -> usize {
         self.partial.as_ref().map_or(0, |partial| partial.bytes.len() + partial.missing)
     }
@@ -100,7 +101,7 @@ impl Input {
         Some(into_memory_of(buffer, message))
     }
 
-    /// True if messages wait for reads.
+    /// Returns whether messages wait for reads.
     #[cfg(test)]
     pub fn has_unread(&self) -> bool {
         !self.unread.is_empty()

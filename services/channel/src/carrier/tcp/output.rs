@@ -17,7 +17,8 @@ const COPIED_MAX: usize = 4 << 10;
 const QUEUED_MAX: usize = 64 << 10;
 /// The most bytes of copied frames in one piece.
 const PIECE: usize = 64 << 10;
-/// Copied bytes that may wait for a peer. A channel has fewer; a peer that makes this end answer but doesn't read loses its connection.
+/// Copied bytes that may wait for a peer. A channel has fewer; a peer that makes this end answer but doesn't read loses
+/// its connection.
 const COPIED_WAITING_MAX: usize = 4 << 20;
 /// Pieces per system call.
 const PIECES: usize = 32;
@@ -57,12 +58,12 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// True if the peer takes nothing while it makes this end send more and more.
+    /// Returns whether the peer takes nothing while it makes this end send more and more.
     pub fn is_too_long(&self) -> bool {
         self.copied > COPIED_WAITING_MAX
     }
 
-    /// Bytes of messages that are in their own memory and haven't been sent.
+    /// Returns the bytes of messages that are in their own memory and haven't been sent.
     pub fn message_bytes(&self) -> usize {
         self.bytes
     }

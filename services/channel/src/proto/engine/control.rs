@@ -94,7 +94,8 @@ impl Engine {
         }
     }
 
-    /// Handles the peer's close: it wrote every message before `end`, and read every message of this end before `unread`.
+    /// Handles the peer's close: it wrote every message before `end`, and read every message of this end before
+    /// `unread`.
     fn closed_by_peer(&mut self, channel: u32, end: u32, unread: u32) {
         let now = self.now;
         self.send_control(channel, Kind::CloseAck, 0, 0);

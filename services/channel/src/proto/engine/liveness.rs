@@ -10,7 +10,7 @@ use crate::proto::wire::Kind;
 use crate::{ChannelError, Reason};
 
 impl Engine {
-    /// How soon [`Engine::poll`] must be given the time again.
+    /// Returns how soon [`Engine::poll`] must be given the time again.
     pub fn timer_interval(&self) -> Duration {
         self.config.timer_interval()
     }
@@ -55,7 +55,8 @@ impl Engine {
                 continue;
             }
             if let Some((end, since)) = state.remote_close {
-                // The limit counts while something waits and nothing arrives. The reader may take its time before it asks for more.
+                // The limit counts while something waits and nothing arrives. The reader may take its time before it
+                // asks for more.
                 let waits = !away && (state.incoming.has_reads() || !state.outgoing.is_idle());
                 let since = if waits { since.max(state.last_heard) } else { now };
                 state.remote_close = Some((end, since));

@@ -49,7 +49,8 @@ impl Engine {
         self.callbacks.push(Callback::Read(done, result, ticket));
     }
 
-    /// Takes back a message that was delivered but not used: the next read gets it, even if the channel has ended since.
+    /// Takes back a message that was delivered but not used: the next read gets it, even if the channel has ended
+    /// since.
     pub fn return_message(&mut self, channel: u32, number: u64, bytes: Vec<u8>) {
         let state = find(&mut self.channels, channel);
         if let Some(state) = state.filter(|state| state.closing.is_none()) {
@@ -218,7 +219,7 @@ impl Engine {
         }
     }
 
-    /// The secret derived from [`Config::secret`](crate::Config::secret).
+    /// Returns the secret derived from [`Config::secret`](crate::Config::secret).
     fn shared_secret(&self) -> Option<u64> {
         let secret = Secret::derive("ferrogin channel: Config::secret", self.config.secret.as_ref()?);
         let (bytes, _) = secret.bytes().split_first_chunk()?;
@@ -292,7 +293,7 @@ impl Engine {
         Ok(channel)
     }
 
-    /// Length of the longest message that this end accepts, in bytes.
+    /// Returns the length of the longest message that this end accepts, in bytes.
     pub(super) fn max_read(&self) -> usize {
         self.config.max_message.min(self.carrier.properties().max_message)
     }

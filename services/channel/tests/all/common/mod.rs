@@ -37,7 +37,7 @@ impl Way {
         Config { libfabric: self.libfabric.clone(), provider: self.provider.clone(), source, ..patient() }
     }
 
-    /// The environment for a child process with the other end.
+    /// Returns the environment for a child process with the other end.
     pub fn environment(&self) -> Vec<(&'static str, String)> {
         let lib = self.libfabric.iter().map(|lib| ("FERROGIN_LIBFABRIC", lib.path().display().to_string()));
         lib.chain([(PROVIDER, self.provider.clone())]).collect()
@@ -58,8 +58,8 @@ impl fmt::Display for Way {
     }
 }
 
-/// tcp, and providers of each libfabric from 2.0 on: in 1.17, shm hangs on unexpected tagged messages, and other providers crash when peers
-/// die. Or the provider in FERROGIN_CHANNEL_PROVIDER.
+/// tcp, and providers of each libfabric from 2.0 on: in 1.17, shm hangs on unexpected tagged messages, and other
+/// providers crash when peers die. Or the provider in FERROGIN_CHANNEL_PROVIDER.
 pub fn ways(test: &str) -> Vec<Way> {
     let over = |lib: &Arc<Libfabric>, providers: &[&str]| -> Vec<Way> {
         providers.iter().map(|provider| Way::over(lib, provider)).collect()
@@ -91,7 +91,8 @@ pub fn exchange(from: &Channel, to: &Channel, len: usize) {
     sent.wait_for(LIMIT).unwrap();
 }
 
-/// Runs the body of `test` in a process that has the software card: libfabric finds its providers through the environment.
+/// Runs the body of `test` in a process that has the software card: libfabric finds its providers through the
+/// environment.
 pub fn with_card(test: &str, body: impl FnOnce()) {
     if let Some(dist) = dist(test, &["libsoftefa-fi.so"]) {
         child::run(test, &[("FI_PROVIDER_PATH", dist.to_str().unwrap())], body);

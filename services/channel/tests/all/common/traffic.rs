@@ -6,7 +6,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use ferrogin_channel::{Channel, ChannelError};
 use ferrogin_test_support::Random;
 
-/// Length of message `number` from sender `seed`: every magnitude up to 8 MiB, larger ones more rarely, including 0 and the largest.
+/// Returns the length of message `number` from sender `seed`: every magnitude up to 8 MiB, larger ones more rarely,
+/// including 0 and the largest.
 pub fn size_of(seed: u64, number: u64) -> usize {
     let mut random = Random::new(seed.wrapping_mul(0x1234_5678_9abc_def1) ^ number);
     let magnitude = random.next_u64().trailing_zeros().min(11);
@@ -17,7 +18,7 @@ pub fn size_of(seed: u64, number: u64) -> usize {
     }
 }
 
-/// The bytes of message `number` from sender `seed`, in the memory of `room`.
+/// Returns the bytes of message `number` from sender `seed`, in the memory of `room`.
 fn fill(mut room: Vec<u8>, seed: u64, number: u64) -> Vec<u8> {
     let len = size_of(seed, number);
     let mut random = Random::new(seed.wrapping_mul(31).wrapping_add(number));
@@ -64,7 +65,7 @@ impl Direction {
         (Arc::new(Self { seed, count, begun: AtomicU64::new(0), order: Mutex::new(()), outcome, over }), receiver)
     }
 
-    /// The number of the next message, if there is one and nothing failed.
+    /// Returns the number of the next message, if there is one and nothing failed.
     fn begin(&self) -> Option<u64> {
         let number = self.begun.load(Ordering::Relaxed);
         if number == self.count || self.outcome.lock().unwrap().as_ref().is_none_or(|outcome| outcome.bad > 0) {

@@ -26,12 +26,12 @@ const HEADER: usize = 16;
 const CONTROL_FRAME: u64 = 1;
 pub const MESSAGE: u64 = 2;
 
-/// A listener's secret, in the form that is proved.
+/// Returns a listener's secret, in the form that is proved.
 fn proved(secret: u64) -> Secret {
     Secret::new(u128::from(secret).to_le_bytes())
 }
 
-/// A frame without a body.
+/// Returns a frame without a body.
 pub fn header(kind: u64, len: u64) -> [u8; HEADER] {
     let words = [kind, len].map(u64::to_le_bytes);
     words.as_flattened().try_into().unwrap()
@@ -57,7 +57,7 @@ impl Frames {
         });
     }
 
-    /// True if the other end has closed the connection.
+    /// Returns whether the other end has closed the connection.
     pub fn is_over(&mut self) -> bool {
         let Some(socket) = &mut self.socket else { return false };
         let mut bytes = [0; 4096];

@@ -1,6 +1,6 @@
-//! Peers that violate the protocol, over real providers. A raw endpoint sends a listener the documented bytes, and then a sequence that no
-//! channel sends: its channel must end with an error that names the peer and the violation. Meanwhile a good client and other malformed
-//! peers use the same listener.
+//! Peers that violate the protocol, over real providers. A raw endpoint sends a listener the documented bytes, and then
+//! a sequence that no channel sends: its channel must end with an error that names the peer and the violation.
+//! Meanwhile a good client and other malformed peers use the same listener.
 #![allow(unsafe_code)]
 
 pub mod frames;
@@ -300,7 +300,8 @@ struct Session<R> {
 }
 
 impl<R: Raw> Session<R> {
-    /// Opens a channel, sends one correct message, and then violates the protocol. Meanwhile, the `others` answer pings.
+    /// Opens a channel, sends one correct message, and then violates the protocol. Meanwhile, the `others` answer
+    /// pings.
     fn begin(case: Case, raw: R, listener: &Listener, others: &mut [Self]) -> Self {
         let mut answer_pings = || {
             for other in &mut *others {
@@ -336,7 +337,7 @@ impl<R: Raw> Session<R> {
         this
     }
 
-    /// True if all reads have ended and the peer got an abort.
+    /// Returns whether all reads have ended and the peer got an abort.
     fn has_ended(&mut self) -> bool {
         let name = self.case.name;
         assert_eq!(self.peer.receive(), None, "{name}");

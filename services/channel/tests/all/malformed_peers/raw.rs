@@ -1,4 +1,5 @@
-//! A raw peer: an endpoint that sends any bytes with any tag. It knows the protocol from the documentation, not from the crate.
+//! A raw peer: an endpoint that sends any bytes with any tag. It knows the protocol from the documentation, not from
+//! the crate.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -21,12 +22,12 @@ const BUFFERS: usize = 8;
 
 /// Tagged messages to one peer. Only control messages are received.
 pub trait Raw {
-    /// The name of the endpoint.
+    /// Returns the name of the endpoint.
     fn name(&self) -> Vec<u8>;
     /// Sets the peer by its name, and for a listener its secret.
     fn set_peer(&mut self, name: &[u8], secret: u64);
     fn send(&mut self, tag: u64, bytes: &[u8]);
-    /// The control messages that have arrived.
+    /// Returns the control messages that have arrived.
     fn receive(&mut self) -> Vec<Vec<u8>>;
 }
 
@@ -77,7 +78,8 @@ impl Tagged {
         let ReceiveBuffer { context, bytes } = &mut self.buffers[at];
         let (data, context) = (bytes.as_mut_ptr().cast(), ptr::from_mut(&mut **context).cast());
         let (desc, from) = (ptr::null_mut(), FiAddr::UNSPEC.0);
-        // SAFETY: the endpoint is open; the buffer stays on the heap until it is closed, and is read only after its completion.
+        // SAFETY: the endpoint is open; the buffer stays on the heap until it is closed, and is read only after its
+        // completion.
         let code = unsafe { receive(endpoint, data, BUFFER_BYTES, desc, from, CONTROL, IDS, context) };
         assert_eq!(code, 0);
     }
@@ -99,7 +101,8 @@ impl Tagged {
         }
     }
 
-    /// Offers bytes to libfabric until it takes them. `offer` is called with the endpoint, the bytes, their number, the peer and a context.
+    /// Offers bytes to libfabric until it takes them. `offer` is called with the endpoint, the bytes, their number, the
+    /// peer and a context.
     fn send_by(&mut self, bytes: &[u8], offer: impl Fn(*mut fid_ep, *const c_void, usize, u64, *mut c_void) -> isize) {
         self.sending.push((bytes.into(), Box::default()));
         poll_until("send", || {
