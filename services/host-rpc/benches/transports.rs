@@ -1,9 +1,10 @@
 //! Echo over each transport, alternating in one run: cargo bench -p host-rpc --bench transports [TRANSPORT...]
 //!
-//! Transports: `mlx5`, queue pairs of the software card; `channel/PROVIDER`, the message channel over a libfabric provider. The default is
-//! mlx5, channel/tcp and channel/softefa. The server is a separate process. Every answer is compared with its request. Prints calls per
-//! second and median latency, for 64 bytes with 1 and with 32 calls at a time and for 1 MiB with 1 and with 4, each as the median over the
-//! rounds. Loads FERROGIN_LIBFABRIC and finds softefa in FERROGIN_DIST. FERROGIN_ROUNDS sets the number of rounds.
+//! Transports: `mlx5`, queue pairs of the software card; `channel/PROVIDER`, the message channel over a libfabric
+//! provider. The default is mlx5, channel/tcp and channel/softefa. The server is a separate process. Every answer is
+//! compared with its request. Prints calls per second and median latency, for 64 bytes with 1 and with 32 calls at a
+//! time and for 1 MiB with 1 and with 4, each as the median over the rounds. Loads FERROGIN_LIBFABRIC and finds softefa
+//! in FERROGIN_DIST. FERROGIN_ROUNDS sets the number of rounds.
 #![allow(unsafe_code)]
 
 use std::io::{BufRead, BufReader};

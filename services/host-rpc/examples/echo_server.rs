@@ -1,4 +1,5 @@
-//! Answers every call of "echo" with its body: echo_server [PROVIDER]. Prints its address, and runs until it reads a line.
+//! Answers every call of "echo" with its body: echo_server [PROVIDER]. Prints its address, and runs until it reads a
+//! line.
 
 use ferrogin_channel::{Config, Reactor};
 use host_rpc::{Server, Settings};

@@ -1,5 +1,6 @@
-//! Echo over mlx5 queue pairs, in two processes: `mlx5_echo server [ADDRESS]` prints its address and runs until it reads a line; `mlx5_echo
-//! client ADDRESS TEXT` prints the answer. The card is the one in FERROGIN_MLX5 (`mlx5_0`), or a software card.
+//! Echo over mlx5 queue pairs, in two processes: `mlx5_echo server [ADDRESS]` prints its address and runs until it
+//! reads a line; `mlx5_echo client ADDRESS TEXT` prints the answer. The card is the one in FERROGIN_MLX5 (`mlx5_0`), or
+//! a software card.
 
 use host_rpc::mlx5::{Config, Connection, Connector};
 use host_rpc::{Client, Server, Settings};

@@ -1,4 +1,5 @@
-//! Sends a file through a server that answers with its length, in parts of 1 MiB: `stream_file FILE`. Server and client are in one process here.
+//! Sends a file through a server that answers with its length, in parts of 1 MiB: `stream_file FILE`. Server and client
+//! are in one process here.
 
 use std::{error::Error, fs::File, io::Read, time::Duration};
 

@@ -16,7 +16,7 @@ pub enum Data {
 }
 
 impl Data {
-    /// The bytes.
+    /// Returns the bytes.
     pub fn as_slice(&self) -> &[u8] {
         match self {
             Self::Owned(bytes) => bytes,
@@ -61,8 +61,8 @@ impl From<Arc<Vec<u8>>> for Data {
     }
 }
 
-/// A received body, in the memory that the transport received it in. It has one piece unless the sender split it. Dropping a body returns
-/// long buffers to the channels' buffer pool.
+/// A received body, in the memory that the transport received it in. It has one piece unless the sender split it.
+/// Dropping a body returns long buffers to the channels' buffer pool.
 #[derive(Clone, Default)]
 pub struct Body {
     pieces: Vec<Vec<u8>>,
@@ -91,7 +91,7 @@ impl fmt::Debug for Body {
 }
 
 impl Body {
-    /// The body that follows the first `skip` bytes of a message.
+    /// Returns the body that follows the first `skip` bytes of a message.
     pub(crate) fn after_header(message: Vec<u8>, skip: usize) -> Self {
         Self { pieces: vec![message], skip }
     }
@@ -100,22 +100,22 @@ impl Body {
         Self { pieces, skip: 0 }
     }
 
-    /// The pieces, in order.
+    /// Returns the pieces, in order.
     pub fn pieces(&self) -> impl Iterator<Item = &[u8]> {
         self.pieces.iter().enumerate().map(|(at, piece)| if at == 0 { &piece[self.skip..] } else { &piece[..] })
     }
 
-    /// The number of bytes.
+    /// Returns the number of bytes.
     pub fn len(&self) -> usize {
         self.pieces().map(<[u8]>::len).sum()
     }
 
-    /// True if the body has no bytes.
+    /// Returns whether the body has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All bytes: borrowed if the body has one piece, otherwise copied.
+    /// Returns all bytes: borrowed if the body has one piece, otherwise copied.
     pub fn bytes(&self) -> Cow<'_, [u8]> {
         match self.pieces.len() {
             0 => Cow::Borrowed(&[]),
@@ -124,7 +124,7 @@ impl Body {
         }
     }
 
-    /// All bytes: moved if the body came in one message of its own, otherwise copied.
+    /// Returns all bytes: moved if the body came in one message of its own, otherwise copied.
     pub fn into_vec(mut self) -> Vec<u8> {
         if self.pieces.len() == 1 && self.skip == 0 {
             return self.pieces.pop().unwrap_or_default();

@@ -48,7 +48,7 @@ impl OpenCall {
         }
     }
 
-    /// The parts of a streaming call.
+    /// Returns the parts of a streaming call.
     fn parts(&self) -> Option<Arc<Parts>> {
         match &self.done {
             Done::Callback(_) => None,
@@ -115,13 +115,13 @@ impl Client {
         Self(inner)
     }
 
-    /// The server's name, for log lines and errors.
+    /// Returns the server's name, for log lines and errors.
     pub fn peer(&self) -> &str {
         &self.0.peer
     }
 
-    /// Calls `method` with `body`. The result or an [`RpcError`] comes within `limit`, plus at most 10 ms; the limit includes the time that
-    /// the call waits for a credit.
+    /// Calls `method` with `body`. The result or an [`RpcError`] comes within `limit`, plus at most 10 ms; the limit
+    /// includes the time that the call waits for a credit.
     pub fn call(&self, method: impl Into<Method>, body: impl Into<Data>, limit: Duration) -> Call {
         let slot = Arc::new(Slot { state: Mutex::new(Answer::Pending(None)), ready: Condvar::new() });
         let callback_slot = Arc::clone(&slot);
@@ -135,8 +135,9 @@ impl Client {
         Call { slot, client: Arc::downgrade(&self.0), call }
     }
 
-    /// Like [`Client::call`], but with a callback, which runs exactly once: on a thread of the transport, on the thread that checks
-    /// deadlines, or, if the call is refused at once, on this thread. It must not block. Returns the call's number, for [`Client::cancel`].
+    /// Like [`Client::call`], but with a callback, which runs exactly once: on a thread of the transport, on the thread
+    /// that checks deadlines, or, if the call is refused at once, on this thread. It must not block. Returns the call's
+    /// number, for [`Client::cancel`].
     pub fn call_with(
         &self,
         method: impl Into<Method>,
@@ -149,8 +150,8 @@ impl Client {
         call
     }
 
-    /// Calls a method that was added with [`Server::method_stream`](crate::Server::method_stream): besides `body` and the answer, both ends
-    /// send parts. `limit` covers the whole call.
+    /// Calls a method that was added with [`Server::method_stream`](crate::Server::method_stream): besides `body` and
+    /// the answer, both ends send parts. `limit` covers the whole call.
     pub fn stream(&self, method: impl Into<Method>, body: impl Into<Data>, limit: Duration) -> CallStream {
         let call = self.0.new_call();
         let parts = Parts::new(&self.0.connection, call, &self.0.peer, 0, usize::MAX);
@@ -158,7 +159,8 @@ impl Client {
         CallStream::new(parts, self.clone(), call)
     }
 
-    /// Cancels a call: the call ends with [`RpcError::Cancelled`], and the client tells the server. Does nothing if the call has ended.
+    /// Cancels a call: the call ends with [`RpcError::Cancelled`], and the client tells the server. Does nothing if the
+    /// call has ended.
     pub fn cancel(&self, call: u64) {
         self.0.cancel(call);
     }
@@ -197,7 +199,7 @@ impl Inner {
         }
     }
 
-    /// The parts of an open call; `None` if it has ended, since the server may send some before it learns that.
+    /// Returns the parts of an open call; `None` if it has ended, since the server may send some before it learns that.
     fn parts(&self, call: u64) -> Result<Option<(Arc<Parts>, usize)>, Violation> {
         let state = self.state();
         match state.sent.get(&call).map(|open| &open.done) {
@@ -219,7 +221,7 @@ impl Inner {
         self.state.lock()
     }
 
-    /// The reason why a call with this body can't be sent, if there is one.
+    /// Returns the reason why a call with this body can't be sent, if there is one.
     fn refusal(&self, state: &State, data: &Data) -> Option<RpcError> {
         if let Some(error) = &state.ended {
             return Some(error.clone());
@@ -409,8 +411,8 @@ pub struct Call {
 }
 
 impl Call {
-    /// Waits for the answer. Returns [`RpcError::WouldDeadlock`] on a thread that is needed to deliver the answer: in a callback of the
-    /// same transport, or in the callback of a call whose deadline passed.
+    /// Waits for the answer. Returns [`RpcError::WouldDeadlock`] on a thread that is needed to deliver the answer: in a
+    /// callback of the same transport, or in the callback of a call whose deadline passed.
     ///
     /// # Errors
     /// See [`RpcError`].

@@ -69,9 +69,9 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Creates a connection that delivers frames to `handler` once [`Connection::start`] is called. It stops receiving while more than
-    /// `max_unsent` of its frames are unsent, so that a peer that sends requests but doesn't receive the answers can't fill up memory. At
-    /// most one of the two ends may set such a limit.
+    /// Creates a connection that delivers frames to `handler` once [`Connection::start`] is called. It stops receiving
+    /// while more than `max_unsent` of its frames are unsent, so that a peer that sends requests but doesn't receive
+    /// the answers can't fill up memory. At most one of the two ends may set such a limit.
     pub fn new(
         transport: impl Transport,
         settings: &Settings,
@@ -107,8 +107,8 @@ impl Connection {
         self.transport.close(limit.min(NO_LIMIT));
     }
 
-    /// The error for the calls of a connection that has ended. If the peer broke the protocol, tells it so, in a body of at most `max_body`
-    /// bytes. Closes the connection after a violation of either end.
+    /// Returns the error for the calls of a connection that has ended. If the peer broke the protocol, tells it so, in
+    /// a body of at most `max_body` bytes. Closes the connection after a violation of either end.
     pub fn error(self: &Arc<Self>, peer: Arc<str>, end: End, max_body: Option<usize>) -> RpcError {
         let error = match end {
             End::Transport(why) => return RpcError::Disconnected { peer, why },

@@ -21,7 +21,7 @@ struct Timer {
 
 static THREAD: OnceLock<ThreadId> = OnceLock::new();
 
-/// True on the thread that checks deadlines.
+/// Returns true on the thread that checks deadlines.
 pub(crate) fn is_own_thread() -> bool {
     THREAD.get() == Some(&thread::current().id())
 }

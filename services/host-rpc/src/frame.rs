@@ -14,8 +14,9 @@
 //! 28 credits  u32   hello, answer: further calls that the client may open; request, window: further parts that its sender takes
 //! ```
 //!
-//! An inline body follows the header in the same message. Any other body is carried by the messages that follow, `length` bytes in total. A
-//! message of at most [`PACK`] bytes may hold several frames with inline bodies, one after another.
+//! An inline body follows the header in the same message. Any other body is carried by the messages that follow,
+//! `length` bytes in total. A message of at most [`PACK`] bytes may hold several frames with inline bodies, one after
+//! another.
 
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};
@@ -44,7 +45,8 @@ mlx5::assert_layout!(RawHeader, size 32, align 1, {
 pub const HEADER: usize = size_of::<RawHeader>();
 /// Version of the protocol.
 pub const VERSION: u8 = 3;
-/// Length of the longest message with more than one frame, in bytes. The limit bounds how many answers one message can cause.
+/// Length of the longest message with more than one frame, in bytes. The limit bounds how many answers one message can
+/// cause.
 pub const PACK: usize = 16 << 10;
 const MAGIC: [u8; 2] = *b"hr";
 /// The bit of `kind` that marks an inline body.
@@ -90,12 +92,12 @@ pub struct Header {
 }
 
 impl Header {
-    /// A header of a kind: no body, no deadline, all other fields zero.
+    /// Returns a header of a kind: no body, no deadline, all other fields zero.
     pub fn new(kind: Kind) -> Self {
         Self { kind, inline: true, code: 0, call: 0, length: 0, time: u32::MAX, credits: 0 }
     }
 
-    /// The bytes of the header.
+    /// Returns the bytes of the header.
     pub fn emit(&self) -> [u8; HEADER] {
         let raw = RawHeader {
             magic: MAGIC,
@@ -140,7 +142,8 @@ impl Header {
 #[derive(Debug)]
 pub struct Assembler {
     max_body: usize,
-    /// The frame whose body is not complete: its header, the pieces of the body so far, and the number of missing bytes.
+    /// The frame whose body is not complete: its header, the pieces of the body so far, and the number of missing
+    /// bytes.
     partial: Option<(Header, Vec<Vec<u8>>, usize)>,
 }
 

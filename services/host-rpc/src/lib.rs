@@ -1,11 +1,12 @@
 #![doc = include_str!("../README.md")]
 //!
-//! A [`Server`] has named methods, blocking or async; a [`Client`] calls them, many at a time. A call has a deadline and can be cancelled.
-//! The server grants credits; a call without a credit waits at the client. Bodies of any length are sent from the caller's memory and
-//! handed over in the memory that received them. Bodies that shouldn't be in memory all at once are sent in parts ([`Client::stream`]).
+//! A [`Server`] has named methods, blocking or async; a [`Client`] calls them, many at a time. A call has a deadline
+//! and can be cancelled. The server grants credits; a call without a credit waits at the client. Bodies of any length
+//! are sent from the caller's memory and handed over in the memory that received them. Bodies that shouldn't be in
+//! memory all at once are sent in parts ([`Client::stream`]).
 //!
-//! **One call** passes through four modules on its way out and back: the client, the connection, which turns calls and answers into frames
-//! ([`frame`]), the transport, and the server.
+//! **One call** passes through four modules on its way out and back: the client, the connection, which turns calls and
+//! answers into frames ([`frame`]), the transport, and the server.
 //!
 //! ```text
 //! Client::call ─► Connection::send ─► Transport::send  ~~~►  Connection::received ─► Session::on_request ─► method
@@ -27,8 +28,9 @@
 //!
 //! The channels' buffer pool keeps the memory of long bodies that were dropped or sent, up to 64 MiB.
 //!
-//! **End of a call.** Every call ends once: with the result, with a [`Status`] from the server, at its deadline, or with the connection.
-//! Everything a peer sends is checked. A peer that breaks the protocol loses its connection; other connections are not affected.
+//! **End of a call.** Every call ends once: with the result, with a [`Status`] from the server, at its deadline, or
+//! with the connection. Everything a peer sends is checked. A peer that breaks the protocol loses its connection; other
+//! connections are not affected.
 
 mod body;
 mod client;

@@ -2,8 +2,8 @@
 
 use std::fmt;
 
-/// A method, by name (`"echo"`) or by number (`7`). A name travels as its 32-bit hash; adding two methods with the same number to a server
-/// panics.
+/// A method, by name (`"echo"`) or by number (`7`). A name travels as its 32-bit hash; adding two methods with the same
+/// number to a server panics.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Method {
     number: u32,
@@ -11,7 +11,7 @@ pub struct Method {
 }
 
 impl Method {
-    /// The number on the wire.
+    /// Returns the number on the wire.
     pub fn number(&self) -> u32 {
         self.number
     }

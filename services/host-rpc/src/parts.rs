@@ -1,5 +1,5 @@
-//! The parts of a streaming call. A sender sends a part only if the receiver has room for it, so neither end holds more than [`WINDOW`]
-//! unread parts.
+//! The parts of a streaming call. A sender sends a part only if the receiver has room for it, so neither end holds more
+//! than [`WINDOW`] unread parts.
 
 use parking_lot::{Mutex, MutexGuard};
 use std::collections::VecDeque;

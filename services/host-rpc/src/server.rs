@@ -58,7 +58,8 @@ pub struct Context {
 }
 
 impl Context {
-    /// True if the client cancelled the call, or the deadline passed. A long method should check this now and then.
+    /// Returns whether the client cancelled the call, or the deadline passed. A long method should check this now and
+    /// then.
     pub fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed) || self.is_overdue()
     }
@@ -68,7 +69,8 @@ impl Context {
     }
 }
 
-/// Answers one call, from any thread, at any time. If it is dropped without an answer, the call ends with [`Status::NoAnswer`].
+/// Answers one call, from any thread, at any time. If it is dropped without an answer, the call ends with
+/// [`Status::NoAnswer`].
 pub struct Responder {
     session: Option<Arc<Session>>,
     call: u64,
@@ -100,8 +102,8 @@ fn spawn(responder: Responder, method: Method, future: impl Future<Output = Resu
             let result = future.await;
             responder.reply(result);
         },
-        // On a worker, and never on the waking thread, which may hold a lock that the future takes, or be polling the future. Without a
-        // server, the future is dropped.
+        // On a worker, and never on the waking thread, which may hold a lock that the future takes, or be polling the
+        // future. Without a server, the future is dropped.
         move |runnable| {
             if let Some(server) = server.upgrade() {
                 server.queue(move || run_future(runnable, method));
@@ -152,8 +154,9 @@ impl Server {
         })
     }
 
-    /// Adds an async method. Its future runs on the server's workers and is dropped when the caller cancels the call or disconnects. A
-    /// method that needs its own executor, for instance for tokio's timers and sockets, awaits a task there: `handle.spawn(...).await`.
+    /// Adds an async method. Its future runs on the server's workers and is dropped when the caller cancels the call or
+    /// disconnects. A method that needs its own executor, for instance for tokio's timers and sockets, awaits a task
+    /// there: `handle.spawn(...).await`.
     #[must_use]
     pub fn method_async<F: Future<Output = Result<Data, Status>> + Send + 'static>(
         self,
@@ -165,8 +168,8 @@ impl Server {
         })
     }
 
-    /// Adds an async method whose request and answer may have parts, for bodies that shouldn't be in memory all at once;
-    /// [`Client::stream`](crate::Client::stream) calls it.
+    /// Adds an async method whose request and answer may have parts, for bodies that shouldn't be in memory all at
+    /// once; [`Client::stream`](crate::Client::stream) calls it.
     #[must_use]
     pub fn method_stream<F: Future<Output = Result<Data, Status>> + Send + 'static>(
         self,
@@ -320,8 +323,8 @@ impl Inner {
     }
 }
 
-/// A running server. Dropping it closes its connections at once and waits for running methods, which may check [`Context::is_cancelled`];
-/// [`ServerHandle::shutdown`] lets open calls finish first.
+/// A running server. Dropping it closes its connections at once and waits for running methods, which may check
+/// [`Context::is_cancelled`]; [`ServerHandle::shutdown`] lets open calls finish first.
 pub struct ServerHandle {
     inner: Arc<Inner>,
     threads: Vec<JoinHandle<()>>,
@@ -354,14 +357,15 @@ impl ServerHandle {
         drop(listeners);
     }
 
-    /// The number of open connections.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> usize {
         self.inner.state().sessions.len()
     }
 
-    /// Accepts no further calls, waits until the open calls are answered and the answers are sent, and stops, within `limit` plus 200 ms.
-    /// Returns true if every answer was sent: then the transport may be dropped. A method still running at the limit continues; its answer
-    /// is dropped, and its thread ends with it. On a callback thread of the transport, which would wait for itself, the limit is zero.
+    /// Accepts no further calls, waits until the open calls are answered and the answers are sent, and stops, within
+    /// `limit` plus 200 ms. Returns true if every answer was sent: then the transport may be dropped. A method still
+    /// running at the limit continues; its answer is dropped, and its thread ends with it. On a callback thread of the
+    /// transport, which would wait for itself, the limit is zero.
     pub fn shutdown(mut self, limit: Duration) -> bool {
         self.close_listeners();
         let sessions = {
@@ -434,7 +438,8 @@ struct OpenCall {
 }
 
 impl OpenCall {
-    /// Marks the call as cancelled by its caller. The returned value must be ended without holding the lock, because that runs methods.
+    /// Marks the call as cancelled by its caller. The returned value must be ended without holding the lock, because
+    /// that runs methods.
     fn cancel(&mut self) -> Cancelled {
         self.cancelled.store(true, Ordering::Relaxed);
         Cancelled { parts: self.parts.clone(), task: self.task.take() }
@@ -512,14 +517,14 @@ impl Session {
         cancelled.into_iter().for_each(|cancelled| cancelled.end(why));
     }
 
-    /// The parts of an open streaming call, and the length of the longest part that the client accepts. A client may send the end of its
-    /// parts to any method, and to one that has answered in the meantime.
+    /// Returns the parts of an open streaming call, and the length of the longest part that the client accepts. A
+    /// client may send the end of its parts to any method, and to one that has answered in the meantime.
     fn parts(&self, call: u64) -> Option<(Arc<Parts>, usize)> {
         let calls = self.calls();
         Some((calls.open.get(&call)?.parts.clone()?, calls.max_body.unwrap_or(usize::MAX)))
     }
 
-    /// True if a call is open, or its answer hasn't reached the connection yet.
+    /// Returns whether a call is open, or its answer hasn't reached the connection yet.
     fn is_busy(&self) -> bool {
         let calls = self.calls();
         !calls.open.is_empty() || calls.answering > 0

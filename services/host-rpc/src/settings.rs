@@ -11,10 +11,12 @@ pub struct Settings {
     pub max_body: usize,
     /// Length of the longest body that is copied into its header's message, in bytes.
     pub inline: usize,
-    /// Length of the longest body that is sent as one message of its own, in bytes; a longer one is split into pieces of this size.
+    /// Length of the longest body that is sent as one message of its own, in bytes; a longer one is split into pieces
+    /// of this size.
     pub piece: usize,
-    /// Worker threads of the server. Without workers, methods run on the transport's thread, so they must be quick and not block; an async
-    /// method's future is polled there once, and afterwards, when it's woken, on a thread that a server with async methods has in any case.
+    /// Worker threads of the server. Without workers, methods run on the transport's thread, so they must be quick and
+    /// not block; an async method's future is polled there once, and afterwards, when it's woken, on a thread that a
+    /// server with async methods has in any case.
     pub workers: usize,
     /// Time limit for closing a connection.
     pub close_timeout: Duration,

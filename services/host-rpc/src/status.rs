@@ -39,12 +39,12 @@ pub enum Status {
 }
 
 impl Status {
-    /// A failure of the method itself.
+    /// Returns a failure of the method itself.
     pub fn failed(code: u32, text: impl Into<String>) -> Self {
         Self::Failed { code, text: text.into() }
     }
 
-    /// The code and body of the answer. A message that would make the body longer than `max_body` is truncated.
+    /// Returns the code and body of the answer. A message that would make the body longer than `max_body` is truncated.
     pub(crate) fn emit(&self, max_body: usize) -> (u32, Vec<u8>) {
         let code = match self {
             Self::NoMethod(_) => NO_METHOD,
@@ -60,7 +60,8 @@ impl Status {
         (code, Vec::new())
     }
 
-    /// Parses the status in an answer of `method`; `None` if the answer is a result. An unknown code means [`Status::NoAnswer`].
+    /// Parses the status in an answer of `method`; `None` if the answer is a result. An unknown code means
+    /// [`Status::NoAnswer`].
     pub(crate) fn parse(code: u32, method: Method, body: &Body) -> Option<Self> {
         Some(match code {
             0 => return None,
@@ -79,14 +80,14 @@ impl Status {
     }
 }
 
-/// At most the first `max` bytes of a text, in whole characters.
+/// Returns at most the first `max` bytes of a text, in whole characters.
 pub(crate) fn truncated(text: &str, max: usize) -> &str {
     let end = (0..=text.len().min(max)).rev().find(|end| text.is_char_boundary(*end));
     &text[..end.unwrap_or(0)]
 }
 
-/// For methods that pass on an error of their own [stream](crate::ServerStream): the caller is gone or no longer interested. An error of a
-/// call that the method itself made counts as its own failure.
+/// For methods that pass on an error of their own [stream](crate::ServerStream): the caller is gone or no longer
+/// interested. An error of a call that the method itself made counts as its own failure.
 impl From<RpcError> for Status {
     fn from(error: RpcError) -> Self {
         match error {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use crate::parts::Parts;
 use crate::{Body, Client, Data, RpcError};
 
-/// A streaming call at the client: [`Client::stream`]. Sends and receives may run at the same time. In each direction, at most eight parts
-/// are sent but unread; further sends wait. Dropping it cancels the call.
+/// A streaming call at the client: [`Client::stream`]. Sends and receives may run at the same time. In each direction,
+/// at most eight parts are sent but unread; further sends wait. Dropping it cancels the call.
 #[must_use = "dropping it cancels the call"]
 pub struct CallStream {
     parts: Arc<Parts>,
@@ -57,8 +57,8 @@ impl Drop for CallStream {
     }
 }
 
-/// A streaming call at the server, for a method that was added with [`Server::method_stream`](crate::Server::method_stream). The answer's
-/// parts end when the method returns.
+/// A streaming call at the server, for a method that was added with
+/// [`Server::method_stream`](crate::Server::method_stream). The answer's parts end when the method returns.
 pub struct ServerStream(Arc<Parts>);
 
 impl ServerStream {

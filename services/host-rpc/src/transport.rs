@@ -1,4 +1,5 @@
-//! The interface between RPC and the transport that carries its messages, and the message channel behind that interface.
+//! The interface between RPC and the transport that carries its messages, and the message channel behind that
+//! interface.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -23,14 +24,14 @@ pub type ReceiveDone = Box<dyn FnOnce(Result<Vec<u8>, TransportError>) + Send>;
 
 /// One connection that carries whole messages in both directions, each direction in order.
 ///
-/// Methods do not block; any thread and any callback may call them. The transport calls every callback exactly once, with an error if the
-/// connection ends first. Callbacks of sends run in the order of the sends, callbacks of receives in the order of the receives, one at a
-/// time, on a thread of the transport and never from within a method. The transport need not limit how many messages are sent but not yet
-/// received: RPC credits do.
+/// Methods do not block; any thread and any callback may call them. The transport calls every callback exactly once,
+/// with an error if the connection ends first. Callbacks of sends run in the order of the sends, callbacks of receives
+/// in the order of the receives, one at a time, on a thread of the transport and never from within a method. The
+/// transport need not limit how many messages are sent but not yet received: RPC credits do.
 pub trait Transport: Send + Sync + 'static {
-    /// The peer's name, for log lines and errors.
+    /// Returns the peer's name, for log lines and errors.
     fn peer(&self) -> &str;
-    /// Length of the longest message in bytes.
+    /// Returns the length of the longest message in bytes.
     fn max_message(&self) -> usize;
     /// Sends one message. Messages that one thread sends one after another arrive in that order.
     fn send(&self, message: Payload, done: SendDone);
@@ -39,12 +40,13 @@ pub trait Transport: Send + Sync + 'static {
     /// Sends queued messages and then ends the connection, after `limit` at the latest. Outstanding receives end with
     /// [`TransportError::Closed`]; the peer's receives do so after they got every message sent before.
     fn close(&self, limit: Duration);
-    /// True on the thread that runs the callbacks, if the transport can tell. Waiting for an answer on that thread would never end.
+    /// Returns true on the thread that runs the callbacks, if the transport can tell. Waiting for an answer on that
+    /// thread would never end.
     fn is_own_thread(&self) -> bool {
         false
     }
-    /// After [`Transport::close`]: true once everything queued is out and the peer knows of the end, or the limit has passed. A transport
-    /// that guarantees both even if the process exits at once always returns true.
+    /// After [`Transport::close`]: true once everything queued is out and the peer knows of the end, or the limit has
+    /// passed. A transport that guarantees both even if the process exits at once always returns true.
     fn is_closed(&self) -> bool {
         true
     }
@@ -90,7 +92,7 @@ impl Transport for Channel {
 /// Stands for "no limit": a hundred years, which can still be added to any [`Instant`].
 pub(crate) const NO_LIMIT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-/// The time `limit` after `start`.
+/// Returns the time `limit` after `start`.
 pub(crate) fn deadline_after(start: Instant, limit: Duration) -> Instant {
     start + limit.min(NO_LIMIT)
 }

@@ -1,7 +1,7 @@
 //! Compares host-rpc with tonic: a 64-byte echo over tcp on the loopback, alternating in one run: compare [PROVIDER]
 //!
-//! Prints calls per second and median latency with 1 and with 32 calls at a time, each as the median over the rounds, and the ratios. The
-//! servers are separate processes.
+//! Prints calls per second and median latency with 1 and with 32 calls at a time, each as the median over the rounds,
+//! and the ratios. The servers are separate processes.
 
 use std::io::{BufRead, BufReader};
 use std::process::{Child, Command, Stdio};

@@ -254,7 +254,8 @@ impl Engine {
         loop {
             let mut inbox = shared.inbox();
             let requests = std::mem::take(&mut inbox.queue);
-            // The last read of the inbox and this mark happen under one lock, so that no request is lost between the two.
+            // The last read of the inbox and this mark happen under one lock, so that no request is lost between the
+            // two.
             inbox.ended = self.finished;
             drop(inbox);
             let was_finished = self.finished;
@@ -410,7 +411,8 @@ impl Engine {
         self.incoming.push_rendezvous(length, rkey);
     }
 
-    /// Handles the peer's invalidation of a window: the peer has read the bytes, the window is free, and the send is finished.
+    /// Handles the peer's invalidation of a window: the peer has read the bytes, the window is free, and the send is
+    /// finished.
     fn on_invalidated(&mut self, rkey: u32) {
         let Some(window) = self.windows.iter().position(|window| window.rkey() == Some(rkey)) else {
             return self.fail(&format!("the peer invalidated key {rkey:#010x}, which no bound window has"));
@@ -427,7 +429,7 @@ impl Engine {
         }
     }
 
-    /// Whether the send queue has room for `posts` more work requests, each as large as a bind.
+    /// Returns whether the send queue has room for `posts` more work requests, each as large as a bind.
     fn has_room(&mut self, posts: u32) -> bool {
         let send = self.qp.send();
         send.free_posts() >= posts && send.free_blocks() >= posts * BIND_BLOCKS
@@ -439,7 +441,7 @@ impl Engine {
         }
     }
 
-    /// The next invalidation that no longer waits for a message to carry it.
+    /// Returns the next invalidation that no longer waits for a message to carry it.
     fn due_invalidation(&mut self) -> Option<u32> {
         let is_due = |next: &Invalidation| self.closing.is_some() || next.deadline <= Instant::now();
         if !self.invalidations.front().is_some_and(is_due) {
@@ -532,7 +534,8 @@ impl Engine {
         Ok((bind.commit(), (exposed, at)))
     }
 
-    /// Sends the close frame once everything is sent or the time limit has passed. Ends the connection if the frame can't be sent.
+    /// Sends the close frame once everything is sent or the time limit has passed. Ends the connection if the frame
+    /// can't be sent.
     fn close_if_due(&mut self) {
         let Some(by) = self.closing else { return };
         if self.ended.is_some() {

@@ -1,4 +1,5 @@
-//! The formats of an mlx5 connection: the hello that the two ends exchange, and the header in front of each of the card's messages.
+//! The formats of an mlx5 connection: the hello that the two ends exchange, and the header in front of each of the
+//! card's messages.
 
 use mlx5::device::RawEndpoint;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned, big_endian, little_endian};
@@ -69,7 +70,8 @@ impl Frame {
         zerocopy::transmute!(raw)
     }
 
-    /// Parses one of the card's messages; None if it isn't a frame. What follows an eager header must be as long as the header says.
+    /// Parses one of the card's messages; None if it isn't a frame. What follows an eager header must be as long as the
+    /// header says.
     pub fn parse(message: &[u8]) -> Option<Self> {
         let (raw, rest) = RawHeader::ref_from_prefix(message).ok()?;
         let length = raw.length.get();

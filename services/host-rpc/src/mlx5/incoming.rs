@@ -10,7 +10,8 @@ use crate::{ReceiveDone, TransportError};
 
 /// The most bytes that one READ fetches.
 const MAX_READ: u64 = 1 << 30;
-/// The most bytes of messages that have a buffer, unless there is only one. A peer's further announcements wait without memory.
+/// The most bytes of messages that have a buffer, unless there is only one. A peer's further announcements wait without
+/// memory.
 const MAX_BUFFERED: u64 = 1 << 30;
 
 enum Message {
@@ -71,7 +72,7 @@ impl Incoming {
         }));
     }
 
-    /// The next READ to post, if a message needs one. `allocate` makes a buffer of so many bytes.
+    /// Returns the next READ to post, if a message needs one. `allocate` makes a buffer of so many bytes.
     ///
     /// # Errors
     /// `allocate` fails.
@@ -139,7 +140,7 @@ impl Incoming {
         progress
     }
 
-    /// True if the first message is complete.
+    /// Returns whether the first message is complete.
     pub fn has_complete(&self) -> bool {
         match self.messages.front() {
             Some(Message::Eager(_)) => true,

@@ -1,4 +1,5 @@
-//! Memory that the card reads and writes: blocks of equal slots for eager messages, and the bytes of rendezvous messages.
+//! Memory that the card reads and writes: blocks of equal slots for eager messages, and the bytes of rendezvous
+//! messages.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;
@@ -29,7 +30,7 @@ impl Slots {
         Ok(Self { mr, bytes, size })
     }
 
-    /// The first `length` bytes of a slot, as a buffer of a work request.
+    /// Returns the first `length` bytes of a slot, as a buffer of a work request.
     pub(super) fn sge(&self, slot: u16, length: usize) -> Sge {
         debug_assert!(length <= self.size);
         Sge { addr: self.mr.addr + (usize::from(slot) * self.size) as u64, length: length as u32, lkey: self.mr.lkey }
@@ -46,17 +47,19 @@ impl Slots {
         let mut to = self.start(slot);
         assert!(parts[0].len() + parts[1].len() <= self.size);
         for part in parts {
-            // SAFETY: the assertion above keeps the copy inside the slot; `self` is borrowed mutably, so `part` is outside the block.
+            // SAFETY: the assertion above keeps the copy inside the slot; `self` is borrowed mutably, so `part` is
+            // outside the block.
             unsafe { to.copy_from_nonoverlapping(part.as_ptr(), part.len()) };
             to = to.wrapping_add(part.len());
         }
     }
 
-    /// The first `length` bytes of a slot whose receive has completed.
+    /// Returns the first `length` bytes of a slot whose receive has completed.
     pub(super) fn read(&mut self, slot: u16, length: usize) -> Vec<u8> {
         let from = self.start(slot);
         let mut bytes = vec![0; length.min(self.size)];
-        // SAFETY: `min` keeps the copy inside the slot; the caller has polled the completion, which the card writes after its last store.
+        // SAFETY: `min` keeps the copy inside the slot; the caller has polled the completion, which the card writes
+        // after its last store.
         unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
         bytes
     }
@@ -65,8 +68,8 @@ impl Slots {
 /// Registers bytes that the caller keeps allocated, and accesses only by pointer, for as long as the region lives.
 fn register(device: &dyn Device, pd: &Pd, bytes: &mut [u8], access: Access) -> Result<Mr, DeviceError> {
     let addr = NonNull::new(bytes.as_mut_ptr()).unwrap_or(NonNull::dangling());
-    // SAFETY: `Slots` and `ReadBuffer`, the only callers, own the bytes along with the region, drop the region first, and create no
-    // reference to the bytes while the card can write to them.
+    // SAFETY: `Slots` and `ReadBuffer`, the only callers, own the bytes along with the region, drop the region first,
+    // and create no reference to the bytes while the card can write to them.
     unsafe { device.register(pd, addr, bytes.len(), access) }
 }
 
@@ -84,7 +87,7 @@ impl ReadBuffer {
         Ok(Self { mr, bytes })
     }
 
-    /// The bytes, after the last READ has completed.
+    /// Returns the bytes, after the last READ has completed.
     pub(super) fn into_bytes(self) -> Vec<u8> {
         drop(self.mr);
         self.bytes
@@ -103,8 +106,9 @@ impl ExposedPayload {
     pub(super) fn new(device: &dyn Device, pd: &Pd, payload: Payload) -> Result<Self, DeviceError> {
         let slice = payload.as_slice();
         let addr = NonNull::from(slice).cast();
-        // SAFETY: `payload` is stored with the region and is dropped after it; a payload is never written, and its bytes do not move with
-        // it, as long messages are on the heap or static; the card only reads, as neither the region nor a window on it allows more.
+        // SAFETY: `payload` is stored with the region and is dropped after it; a payload is never written, and its
+        // bytes do not move with it, as long messages are on the heap or static; the card only reads, as neither the
+        // region nor a window on it allows more.
         let mr = unsafe { device.register(pd, addr, slice.len(), Access::MW_BIND) }?;
         Ok(Self { mr, _payload: payload })
     }

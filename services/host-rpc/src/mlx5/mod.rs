@@ -1,12 +1,13 @@
 //! mlx5 queue pairs as a transport: eager messages by SEND and RECV, rendezvous messages through memory windows.
 //!
-//! A message up to [`Config::eager`] bytes is copied into a registered slot and sent. A longer message stays in the caller's memory: its
-//! bytes are registered, a type-2 window is bound to them for reading, and a ready-to-send frame (RTS) carries the window's key. The peer
-//! fetches the bytes by RDMA READ. The peer's next SEND invalidates the window: usually the reply to the call, or a frame without data
-//! (FIN) if the peer has nothing to send. So a window lives for one message, and no key is valid twice. Completions are compressed if the
-//! device supports it.
+//! A message up to [`Config::eager`] bytes is copied into a registered slot and sent. A longer message stays in the
+//! caller's memory: its bytes are registered, a type-2 window is bound to them for reading, and a ready-to-send frame
+//! (RTS) carries the window's key. The peer fetches the bytes by RDMA READ. The peer's next SEND invalidates the
+//! window: usually the reply to the call, or a frame without data (FIN) if the peer has nothing to send. So a window
+//! lives for one message, and no key is valid twice. Completions are compressed if the device supports it.
 //!
-//! The two ends exchange the bytes of [`Connector::hello`] by any means; [`Connector::connect_over`] exchanges them over a stream.
+//! The two ends exchange the bytes of [`Connector::hello`] by any means; [`Connector::connect_over`] exchanges them
+//! over a stream.
 
 mod engine;
 mod frame;
@@ -63,7 +64,7 @@ impl Connector {
         Ok(Self { engine, endpoint, config: *config })
     }
 
-    /// The bytes that the peer needs.
+    /// Returns the bytes that the peer needs.
     pub fn hello(&self) -> [u8; HELLO] {
         let endpoint = RawEndpoint::from(&self.endpoint);
         zerocopy::transmute!(Hello { magic: Hello::MAGIC, eager: self.config.eager.into(), endpoint })
@@ -114,7 +115,8 @@ impl Connection {
         let mut inbox = self.shared.inbox();
         if inbox.ended {
             drop(inbox);
-            // On another thread, because callbacks never run from within a method: the caller may hold a lock that its callback takes.
+            // On another thread, because callbacks never run from within a method: the caller may hold a lock that its
+            // callback takes.
             thread::spawn(move || engine::refuse(request));
             return;
         }
@@ -129,7 +131,7 @@ impl Transport for Connection {
         &self.peer
     }
 
-    /// The bytes that one window covers, less a header.
+    /// Returns the bytes that one window covers, less a header.
     fn max_message(&self) -> usize {
         (mlx5::wqe::MAX_BIND - HEADER as u64) as usize
     }

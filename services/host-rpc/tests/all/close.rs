@@ -1,4 +1,5 @@
-//! What a server's shutdown promises: every call whose method ran has its answer, although the server's endpoint goes right afterwards.
+//! What a server's shutdown promises: every call whose method ran has its answer, although the server's endpoint goes
+//! right afterwards.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, mpsc};
@@ -79,7 +80,8 @@ fn shutdown_loses_no_answer() {
     shutdown_answers_what_ran("mlx5", &mlx5, rounds(30));
 }
 
-/// The card drops what an endpoint has posted and the peer hasn't taken when the endpoint closes, as libfabric's `efa` does.
+/// The card drops what an endpoint has posted and the peer hasn't taken when the endpoint closes, as libfabric's `efa`
+/// does.
 #[test]
 fn shutdown_loses_no_answer_on_a_card_that_drops_the_rest() {
     let test = "shutdown_loses_no_answer_on_a_card_that_drops_the_rest";

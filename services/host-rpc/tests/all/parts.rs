@@ -1,5 +1,5 @@
-//! Properties of streaming calls: whatever the order of their sends, reads and ends, only a peer that breaks the protocol loses the
-//! connection.
+//! Properties of streaming calls: whatever the order of their sends, reads and ends, only a peer that breaks the
+//! protocol loses the connection.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, mpsc};
@@ -115,7 +115,7 @@ impl Call {
     }
 }
 
-/// A server whose method does what the test commands; the request's byte says which call it is.
+/// Returns a server whose method does what the test commands; the request's byte says which call it is.
 fn commanded() -> (ServerHandle, Vec<Control>) {
     let (commands, taken): (Vec<_>, Vec<_>) = (0..CALLS).map(|_| mpsc::channel()).unzip();
     let (reports, done): (Vec<_>, Vec<_>) = (0..CALLS).map(|_| mpsc::channel()).unzip();
@@ -142,7 +142,7 @@ fn commanded() -> (ServerHandle, Vec<Control>) {
     (server, commands.into_iter().zip(done).map(|(commands, done)| Control { commands, done }).collect())
 }
 
-/// The kinds and codes of the next frames from the other end, until one is a part.
+/// Returns the kinds and codes of the next frames from the other end, until one is a part.
 fn frames_to_part(raw: &impl Transport) -> Vec<(Kind, u32)> {
     let mut frames = Vec::new();
     while frames.last().is_none_or(|(kind, _)| *kind != Kind::Part) {
@@ -185,7 +185,8 @@ fn end() -> impl Strategy<Value = End> {
     prop_oneof![Just(End::Answer), Just(End::Failure), Just(End::Cancel)]
 }
 
-/// Whether these codes of parts, of which the receiver reads none, break the protocol: 0 is a part, 1 the end of the parts.
+/// Returns whether these codes of parts, of which the receiver reads none, break the protocol: 0 is a part, 1 the end
+/// of the parts.
 fn is_violation(codes: &[u32]) -> bool {
     let end = codes.iter().position(|code| *code == 1).unwrap_or(codes.len());
     end > WINDOW || end + 1 < codes.len()

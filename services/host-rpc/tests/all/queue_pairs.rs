@@ -18,7 +18,7 @@ use mlx5::wqe::With;
 use soft_mlx5::Settings as CardSettings;
 use soft_mlx5::cq_writer::CompressedLayout;
 
-/// A card; those of every other pair have the compressed layout that rdma-core creates.
+/// Returns a card; those of every other pair have the compressed layout that rdma-core creates.
 fn card(seed: u64) -> Arc<dyn Device> {
     let compressed_layout = if seed & 2 == 0 { CompressedLayout::Enhanced } else { CompressedLayout::Basic };
     soft_mlx5::open(CardSettings { seed: Some(seed), compressed_layout, ..CardSettings::default() }).unwrap()
@@ -44,8 +44,8 @@ impl TransportFactory for Cards {
     }
 }
 
-/// The default sizes; few and small slots, so that every ring wraps, most bodies go through windows and compressed blocks are common;
-/// and the same without compression.
+/// Returns the default sizes; few and small slots, so that every ring wraps, most bodies go through windows and
+/// compressed blocks are common; and the same without compression.
 fn sizes(_: &str) -> [Cards; 3] {
     let small = Config { eager: 1024, sends: 4, receives: 8, compression: true };
     let configs = [Config::default(), small, Config { compression: false, ..small }];

@@ -18,7 +18,8 @@ pub trait TransportFactory {
     fn pair(&self) -> (Self::End, Self::End);
 }
 
-/// Declares the tests, as a module of that name, over every transport that an expression returns for the name of a test.
+/// Declares the tests, as a module of that name, over every transport that an expression returns for the name of a
+/// test.
 macro_rules! calls {
     ($module:ident, $factories:expr) => {
         calls!(@each $module, $factories, [
@@ -282,7 +283,7 @@ pub fn send_frame(raw: &impl Transport, header: Header, body: &[u8]) {
     raw.send(Payload::from(message), Box::new(|_| ()));
 }
 
-/// The next frame from the other end; `None` after the end of the connection.
+/// Returns the next frame from the other end; `None` after the end of the connection.
 pub fn receive_frame(raw: &impl Transport) -> Option<(Header, Vec<u8>)> {
     let (sender, receiver) = mpsc::channel();
     raw.receive(Box::new(move |result| sender.send(result).unwrap()));
@@ -290,7 +291,7 @@ pub fn receive_frame(raw: &impl Transport) -> Option<(Header, Vec<u8>)> {
     Some((Header::parse(&message).unwrap(), message[host_rpc::frame::HEADER..].to_vec()))
 }
 
-/// Why the other end says that this end broke the protocol, once the connection has ended.
+/// Returns why the other end says that this end broke the protocol, once the connection has ended.
 pub fn reason_of_end(raw: &impl Transport) -> Option<String> {
     let mut reason = None;
     while let Some((mut header, mut rest)) = receive_frame(raw) {
@@ -493,7 +494,8 @@ pub fn bodies_stream_both_ways<W: TransportFactory>(factory: &W) {
     }
 }
 
-/// An answer before the last part, a part that is too long, a method without parts, and a call that its client gives up.
+/// An answer before the last part, a part that is too long, a method without parts, and a call that its client gives
+/// up.
 pub fn streams_end_with_their_call<W: TransportFactory>(factory: &W) {
     let ((started, has_started), (ended, has_ended)) = (mpsc::channel(), mpsc::channel());
     let (here, there) = factory.pair();
@@ -542,8 +544,8 @@ pub fn streams_end_with_their_call<W: TransportFactory>(factory: &W) {
 /// A method of [`server_of_parts`] answers with this.
 const PARTS: &[u8] = b"all parts are sent";
 
-/// A server whose method reads no part, waits until the test says how it ends, and sends the number of parts in the request first. Also
-/// returns the sender of these ends, and what tells that a method has sent its parts.
+/// Returns a server whose method reads no part, waits until the test says how it ends, and sends the number of parts in
+/// the request first. Also returns the sender of these ends, and what tells that a method has sent its parts.
 fn server_of_parts() -> (ServerHandle, mpsc::Sender<Result<Data, Status>>, mpsc::Receiver<()>) {
     let ((end, ends), (sent, has_sent)) = (mpsc::channel(), mpsc::channel());
     let ends = Mutex::new(ends);
@@ -563,7 +565,8 @@ fn server_of_parts() -> (ServerHandle, mpsc::Sender<Result<Data, Status>>, mpsc:
     (running, end, has_sent)
 }
 
-/// Every number of unread parts in both directions, with every way to end the call: other calls on the connection go on.
+/// Every number of unread parts in both directions, with every way to end the call: other calls on the connection go
+/// on.
 pub fn unread_parts_never_end_the_connection<W: TransportFactory>(factory: &W) {
     #[derive(Clone, Copy, Debug, PartialEq)]
     enum Ends {
@@ -605,8 +608,8 @@ pub fn unread_parts_never_end_the_connection<W: TransportFactory>(factory: &W) {
     }
 }
 
-/// A ninth unread part, a part or an end after the last one: the end that receives it says why it closes the connection, and the other end's
-/// calls end with that.
+/// A ninth unread part, a part or an end after the last one: the end that receives it says why it closes the
+/// connection, and the other end's calls end with that.
 pub fn parts_without_a_grant_end_the_connection_with_the_reason<W: TransportFactory>(factory: &W) {
     let reason = Violation::PartNotGranted.to_string();
     let part = |code| Header { code, call: 3, ..Header::new(Kind::Part) };
@@ -687,7 +690,7 @@ pub fn futures_that_wake_themselves_do_not_overflow_the_stack<W: TransportFactor
     }
 }
 
-/// A minimal executor.
+/// Returns a minimal executor.
 pub fn block_on<T>(future: impl Future<Output = T>) -> T {
     struct Unpark(thread::Thread);
     impl std::task::Wake for Unpark {

@@ -58,7 +58,7 @@ impl Peer {
         Self { qp, cq: CompletionQueue::new(cq.parts), mr, memory }
     }
 
-    /// This peer's hello: magic, longest eager message, endpoint.
+    /// Returns this peer's hello: magic, longest eager message, endpoint.
     pub fn hello(&self) -> [u8; HELLO] {
         let endpoint = self.qp.endpoint().unwrap().to_bytes();
         [&b"m1"[..], &EAGER.to_be_bytes(), &endpoint].concat().try_into().unwrap()
@@ -67,7 +67,8 @@ impl Peer {
     fn bytes(&self, at: u64, length: u64) -> Vec<u8> {
         assert!(at + length <= BYTES as u64);
         let byte = |at: u64| self.memory.wrapping_add(at as usize);
-        // SAFETY: the assertion keeps the read inside the memory, which is leaked; a volatile read tolerates a card that writes to it.
+        // SAFETY: the assertion keeps the read inside the memory, which is leaked; a volatile read tolerates a card
+        // that writes to it.
         (at..at + length).map(|at| unsafe { byte(at).read_volatile() }).collect()
     }
 
