@@ -1,22 +1,23 @@
 //! The completion queue: polling with and without compression, errors, arming.
 //!
-//! Without compression, a slot holds a new completion when its owner bit equals the parity of the lap. There are two layouts with
-//! compression ([`Layout`]). In the enhanced one, a slot is new when byte 62 equals the low byte of the lap; the owner bit has no meaning.
-//! A block of mini completions stands for up to seven completions; the card writes only the first of their slots. The *title*, the regular
-//! completion before the block, holds the fields they share.
+//! Without compression, a slot holds a new completion when its owner bit equals the parity of the lap. There are two
+//! layouts with compression ([`Layout`]). In the enhanced one, a slot is new when byte 62 equals the low byte of the
+//! lap; the owner bit has no meaning. A block of mini completions stands for up to seven completions; the card writes
+//! only the first of their slots. The *title*, the regular completion before the block, holds the fields they share.
 //!
-//! In the basic layout, a block begins with its own title, which is new by its owner bit and has the number of completions in `byte_cnt`.
-//! Arrays of eight mini completions follow: the first in the slot after the title, the others in the 9th, 17th, ... slot of the block. The
-//! card writes no other slot of the block, and an array's last bytes are those of a mini completion, so the queue marks an array's slots
-//! when it copies the array.
+//! In the basic layout, a block begins with its own title, which is new by its owner bit and has the number of
+//! completions in `byte_cnt`. Arrays of eight mini completions follow: the first in the slot after the title, the
+//! others in the 9th, 17th, ... slot of the block. The card writes no other slot of the block, and an array's last
+//! bytes are those of a mini completion, so the queue marks an array's slots when it copies the array.
 //!
-//! The card may overwrite a slot once it is released ([`CompletionQueue::release`]). So the queue copies the title when its slot is
-//! released or a block starts, whichever comes first, and the mini completions when their block starts. The slots that a block covers get
-//! the lap mark of *their own* lap. Without a mark they would seem new when the 8-bit count wraps; with the title's mark they would stall a
-//! block that crosses the end of the queue.
+//! The card may overwrite a slot once it is released ([`CompletionQueue::release`]). So the queue copies the title when
+//! its slot is released or a block starts, whichever comes first, and the mini completions when their block starts. The
+//! slots that a block covers get the lap mark of *their own* lap. Without a mark they would seem new when the 8-bit
+//! count wraps; with the title's mark they would stall a block that crosses the end of the queue.
 //!
-//! The bytes of the enhanced layout are checked by `tests/vectors/mlx5_cqe_zip.json`. Those of the basic one follow the decoders in the
-//! kernel's Ethernet driver and in DPDK, and what a ConnectX-7 wrote in public reports (docs/mlx5-evidence.md).
+//! The bytes of the enhanced layout are checked by `tests/vectors/mlx5_cqe_zip.json`. Those of the basic one follow the
+//! decoders in the kernel's Ethernet driver and in DPDK, and what a ConnectX-7 wrote in public reports
+//! (docs/mlx5-evidence.md).
 
 #[allow(unsafe_code)]
 mod slots;
@@ -146,8 +147,8 @@ pub struct CompletionQueue {
     left: u32,
     title: Title,
     layout: Layout,
-    /// Whether slots are new by their lap mark. Also set, together with `left`, while a block of the basic layout is open and in a corrupt
-    /// queue: both disable the fast path of [`Self::poll`].
+    /// Whether slots are new by their lap mark. Also set, together with `left`, while a block of the basic layout is
+    /// open and in a corrupt queue: both disable the fast path of [`Self::poll`].
     by_lap: bool,
     corrupt: Option<CorruptQueue>,
     title_copy: TitleCopy,
@@ -217,17 +218,17 @@ impl CompletionQueue {
         }
     }
 
-    /// Number of the queue.
+    /// Returns the number of the queue.
     pub fn cqn(&self) -> u32 {
         self.cqn
     }
 
-    /// The number of slots.
+    /// Returns the number of slots.
     pub fn capacity(&self) -> u32 {
         self.slots.len()
     }
 
-    /// Index of the next completion, modulo 2^32.
+    /// Returns the index of the next completion, modulo 2^32.
     pub fn consumer(&self) -> u32 {
         self.consumer
     }
@@ -237,7 +238,8 @@ impl CompletionQueue {
         self.slots.slot(index).copy()
     }
 
-    /// Takes one completion. The card cannot reuse its slot before [`Self::release`]; the queue overruns if that is never called.
+    /// Takes one completion. The card cannot reuse its slot before [`Self::release`]; the queue overruns if that is
+    /// never called.
     #[inline(always)]
     pub fn poll(&mut self) -> Result<Polled<'_>, CorruptQueue> {
         let at = self.slots.slot(self.consumer);
@@ -322,7 +324,7 @@ impl CompletionQueue {
         }
     }
 
-    /// The number of slots from the consumer index to the end of its lap, at most `most`.
+    /// Returns the number of slots from the consumer index to the end of its lap, at most `most`.
     #[inline(always)]
     fn in_this_lap(&self, most: u32) -> u32 {
         self.slots.rest_of_lap(self.consumer).min(most)
@@ -388,8 +390,8 @@ impl CompletionQueue {
         true
     }
 
-    /// Copies the array of mini completions in an index's slot, and marks the slots of its completions. The array is in one of those, so
-    /// the card doesn't overwrite it first.
+    /// Copies the array of mini completions in an index's slot, and marks the slots of its completions. The array is in
+    /// one of those, so the card doesn't overwrite it first.
     fn open_array(&mut self, array: u32) {
         let minis = self.rest.min(MINI_ARRAY as u32);
         self.minis = self.slots.slot(array).minis();
@@ -535,13 +537,14 @@ enum SlotState {
     Error,
 }
 
-/// What a valid slot holds, by its `op_own` byte. One lookup replaces three comparisons.
+/// Returns what a valid slot holds, by its `op_own` byte. One lookup replaces three comparisons.
 const fn state_table(compressed: bool) -> [SlotState; 256] {
     let mut state_table = [SlotState::Regular; 256];
     let mut op_own = 0;
     while op_own < state_table.len() {
         state_table[op_own] = match OpOwn(op_own as u8).opcode() {
-            // Without compression the index is `op_own` xor the expected owner bit: a set bit means that the slot is not new.
+            // Without compression the index is `op_own` xor the expected owner bit: a set bit means that the slot is
+            // not new.
             _ if !compressed && op_own & 1 != 0 => SlotState::Empty,
             _ if matches!(OpOwn(op_own as u8).format(), CqeFormat::Compressed) => SlotState::Block,
             CqeOpcode::Invalid => SlotState::Empty,

@@ -1,23 +1,26 @@
 //! The interface of devices: one narrow trait.
 //!
-//! The rest of this crate drives queues in memory. A device provides that memory and reads it: [`crate::verbs`] gets hardware
-//! queues from rdma-core, the software card allocates its own.
+//! The rest of this crate drives queues in memory. A device provides that memory and reads it: [`crate::verbs`] gets
+//! hardware queues from rdma-core, the software card allocates its own.
 //!
 //! # Requirements
 //!
-//! * A device creates queues and provides their memory as parts: [`SendParts`], [`RecvParts`], [`SrqParts`], [`CqParts`]. Each
-//!   holds a [`Handle`] that keeps the memory mapped, so a queue may outlive the device value that created it.
-//! * A write to the doorbell register makes the device read the send queue. The 8 bytes are the first of the last work request's
-//!   control segment; with BlueFlame, the whole work request is written. The doorbell record (16-bit producer index, big endian) is
-//!   stored first. Receive queues only have the record.
-//! * A device executes work requests in order. [`crate::wqe::parse`] reads them. A work request without a fence may start before an
-//!   earlier UMR has taken effect; the small fence waits for UMRs, the full fence for earlier reads and atomics too.
-//! * It puts completions into the queue: `CqWriter` of the crate `soft-mlx5` does that, with and without compression. Unsignalled
-//!   requests complete silently; failures always get a completion, and all that follows on the queue pair is flushed.
+//! * A device creates queues and provides their memory as parts: [`SendParts`], [`RecvParts`], [`SrqParts`],
+//!   [`CqParts`]. Each holds a [`Handle`] that keeps the memory mapped, so a queue may outlive the device value that
+//!   created it.
+//! * A write to the doorbell register makes the device read the send queue. The 8 bytes are the first of the last work
+//!   request's control segment; with BlueFlame, the whole work request is written. The doorbell record (16-bit producer
+//!   index, big endian) is stored first. Receive queues only have the record.
+//! * A device executes work requests in order. [`crate::wqe::parse`] reads them. A work request without a fence may
+//!   start before an earlier UMR has taken effect; the small fence waits for UMRs, the full fence for earlier reads and
+//!   atomics too.
+//! * It puts completions into the queue: `CqWriter` of the crate `soft-mlx5` does that, with and without compression.
+//!   Unsignalled requests complete silently; failures always get a completion, and all that follows on the queue pair
+//!   is flushed.
 //! * A window's key has the device's index in its high 24 bits and a tag in its low byte that the driver chooses. A UMR
-//!   names the old key. The bind succeeds only if the key matches, the window is free (with CHECK_FREE), and the region allows
-//!   windows and covers the range. A wrong `klm_octowords` fails silently: the UMR completes without an error and the window has
-//!   no effect.
+//!   names the old key. The bind succeeds only if the key matches, the window is free (with CHECK_FREE), and the region
+//!   allows windows and covers the range. A wrong `klm_octowords` fails silently: the UMR completes without an error
+//!   and the window has no effect.
 
 pub use crate::handle::Handle;
 
@@ -143,18 +146,18 @@ impl Access {
     /// Windows may be bound to it.
     pub const MW_BIND: Self = Self(1 << 4);
 
-    /// The union of both.
+    /// Returns the union of both.
     #[must_use]
     pub const fn with(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// True if all bits of `other` are set.
+    /// Returns whether all bits of `other` are set.
     pub const fn has(self, other: Self) -> bool {
         self.0 & other.0 == other.0
     }
 
-    /// The rights that a window on the region can have.
+    /// Returns the rights that a window on the region can have.
     pub fn for_window(self) -> MkeyAccess {
         let write = self.has(Self::LOCAL_WRITE);
         MkeyAccess::REMOTE_READ
@@ -276,7 +279,7 @@ impl Endpoint {
     /// Size of an endpoint in bytes.
     pub const SIZE: usize = size_of::<RawEndpoint>();
 
-    /// The bytes that a peer reads with [`Endpoint::from_bytes`].
+    /// Returns the bytes that a peer reads with [`Endpoint::from_bytes`].
     pub fn to_bytes(&self) -> [u8; Self::SIZE] {
         zerocopy::transmute!(RawEndpoint::from(self))
     }
@@ -329,7 +332,7 @@ impl TryFrom<&RawEndpoint> for Endpoint {
 
 /// A device.
 pub trait Device: Send + Sync {
-    /// The capabilities.
+    /// Returns the capabilities.
     fn caps(&self) -> &Caps;
 
     /// Allocates a protection domain.
@@ -338,8 +341,8 @@ pub trait Device: Send + Sync {
     /// Registers memory.
     ///
     /// # Safety
-    /// The range stays mapped while the region or a window on it lives. With remote rights, its bytes may change at any time, so no
-    /// reference to them exists.
+    /// The range stays mapped while the region or a window on it lives. With remote rights, its bytes may change at any
+    /// time, so no reference to them exists.
     #[allow(unsafe_code)]
     unsafe fn register(&self, pd: &Pd, addr: NonNull<u8>, length: usize, access: Access) -> Result<Mr, DeviceError>;
 
@@ -355,7 +358,7 @@ pub trait Device: Send + Sync {
     /// Creates a queue pair. It accepts receives at once, and sends after [`Device::connect`].
     fn create_qp(&self, pd: &Pd, attr: &QpAttr) -> Result<RawQp, DeviceError>;
 
-    /// The endpoint of the queue pair, for the peer.
+    /// Returns the endpoint of the queue pair, for the peer.
     fn endpoint(&self, qp: &Handle) -> Result<Endpoint, DeviceError>;
 
     /// Connects a reliable queue pair to a peer, which then has the rights that keys grant. Both ends must connect.

@@ -9,17 +9,18 @@ use std::sync::Arc;
 pub struct Handle(Arc<dyn Any + Send + Sync>);
 
 impl Handle {
-    /// Creates a handle to a value that the device owns. Dropping the last clone drops the value, which destroys the resource.
+    /// Creates a handle to a value that the device owns. Dropping the last clone drops the value, which destroys the
+    /// resource.
     pub fn new<R: Send + Sync + 'static>(resource: R) -> Self {
         Self(Arc::new(resource))
     }
 
-    /// The value, if it has this type: a device refuses the handles of other devices.
+    /// Returns the value, if it has this type: a device refuses the handles of other devices.
     pub fn get<R: Send + Sync + 'static>(&self) -> Option<&R> {
         self.0.downcast_ref()
     }
 
-    /// Whether both name the same resource.
+    /// Returns whether both name the same resource.
     pub fn same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.0, &other.0)
     }

@@ -15,8 +15,8 @@ pub fn publish() {
     std::sync::atomic::fence(Ordering::Release);
 }
 
-/// Orders earlier stores to memory before later stores to a write-combining register, and stores to such a register before all
-/// later accesses (`mmio_wc_start`, `mmio_flush_writes`).
+/// Orders earlier stores to memory before later stores to a write-combining register, and stores to such a register
+/// before all later accesses (`mmio_wc_start`, `mmio_flush_writes`).
 #[inline(always)]
 pub fn mmio_barrier() {
     #[cfg(target_arch = "x86_64")]
@@ -39,10 +39,11 @@ pub fn mmio_barrier() {
 /// `to` is 8-byte aligned and writable for 64 bytes.
 #[inline(always)]
 unsafe fn store_block(to: *mut u64, block: &[u64; 8]) {
-    // In one instruction, like rdma-core's `mmio_memcpy_x64`, so that the card gets one 64-byte packet. The loads interleave the words the
-    // way the stores do.
+    // In one instruction, like rdma-core's `mmio_memcpy_x64`, so that the card gets one 64-byte packet. The loads
+    // interleave the words the way the stores do.
     #[cfg(all(target_arch = "aarch64", not(miri)))]
-    // SAFETY: this function's caller keeps 64 bytes at `to` writable and aligned, and the block is as long; NEON is part of this target.
+    // SAFETY: this function's caller keeps 64 bytes at `to` writable and aligned, and the block is as long; NEON is
+    // part of this target.
     unsafe {
         core::arch::asm!(
             "ld4 {{v0.2d, v1.2d, v2.2d, v3.2d}}, [{from}]",
@@ -67,7 +68,7 @@ pub struct DoorbellRecord(NonNull<AtomicU32>);
 unsafe impl Send for DoorbellRecord {}
 
 impl DoorbellRecord {
-    /// The doorbell record at `word`.
+    /// Returns the doorbell record at `word`.
     ///
     /// # Safety
     /// `word` is 4-byte aligned and stays mapped, readable and writable, while the value lives.
@@ -120,14 +121,15 @@ pub struct DoorbellRegister {
 unsafe impl Send for DoorbellRegister {}
 
 impl DoorbellRegister {
-    /// The doorbell register that `parts` describes.
+    /// Returns the doorbell register that `parts` describes.
     ///
     /// # Panics
-    /// If `buf_size` is neither 0 nor a power of two of at least 64, or `register` is not aligned to twice that and to 8.
+    /// If `buf_size` is neither 0 nor a power of two of at least 64, or `register` is not aligned to twice that and to
+    /// 8.
     ///
     /// # Safety
-    /// `register` stays mapped and writable for twice `buf_size` bytes, at least 8, while the value lives. No other queue uses the
-    /// register.
+    /// `register` stays mapped and writable for twice `buf_size` bytes, at least 8, while the value lives. No other
+    /// queue uses the register.
     pub unsafe fn new(parts: DoorbellRegisterParts) -> Self {
         let buf_size = parts.buf_size as usize;
         let legal = buf_size == 0 || buf_size.is_power_of_two() && buf_size >= crate::wire::BLOCK;
@@ -141,7 +143,7 @@ impl DoorbellRegister {
         Self { at: parts.register.as_ptr(), buf_size, copied }
     }
 
-    /// Whether a work request of `blocks` blocks that is rung alone is copied as a whole.
+    /// Returns whether a work request of `blocks` blocks that is rung alone is copied as a whole.
     #[inline(always)]
     pub fn copies(&self, blocks: u32, inline: bool) -> bool {
         blocks as usize * crate::wire::BLOCK <= self.copied[inline as usize]
@@ -162,7 +164,8 @@ impl DoorbellRegister {
         mmio_barrier();
         let mut at = self.at;
         for block in blocks {
-            // SAFETY: the callers, in `sq`, copy only what `copies` allows, at most `buf_size` bytes, so the block is inside the half.
+            // SAFETY: the callers, in `sq`, copy only what `copies` allows, at most `buf_size` bytes, so the block is
+            // inside the half.
             unsafe { store_block(at, &block) };
             at = at.wrapping_add(block.len());
         }
@@ -184,7 +187,7 @@ pub struct ArmRegister(NonNull<u64>);
 unsafe impl Send for ArmRegister {}
 
 impl ArmRegister {
-    /// The arm register at `register`.
+    /// Returns the arm register at `register`.
     ///
     /// # Safety
     /// `register` is 8-byte aligned and stays mapped writable while the value lives.

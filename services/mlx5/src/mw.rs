@@ -1,11 +1,12 @@
 //! Memory windows: a peer's temporary rights to a part of a region.
 //!
-//! The side that owns the memory binds the window with a work request on its send queue; the peer uses the key. Every bind makes a new key,
-//! which differs from the previous one in its low byte, the tag. A type-2 window belongs to the queue pair that bound it. Only a work
-//! request on that queue pair, or the peer's SEND with invalidate on that connection, can free it.
+//! The side that owns the memory binds the window with a work request on its send queue; the peer uses the key. Every
+//! bind makes a new key, which differs from the previous one in its low byte, the tag. A type-2 window belongs to the
+//! queue pair that bound it. Only a work request on that queue pair, or the peer's SEND with invalidate on that
+//! connection, can free it.
 //!
-//! [`Window::bind`], [`Window::invalidate`] and [`Window::unbind`] check a change without making it. The caller posts the change, then
-//! commits it:
+//! [`Window::bind`], [`Window::invalidate`] and [`Window::unbind`] check a change without making it. The caller posts
+//! the change, then commits it:
 //!
 //! ```
 //! # use mlx5::{device::Mr, mw::{Range, Window, WindowError}, qp::QueuePair, sq::Flags, wire::MkeyAccess};
@@ -20,8 +21,8 @@
 //! # }
 //! ```
 //!
-//! A window keeps its region registered until it is bound to another region or dropped. Dropping a window makes its key invalid:
-//! a peer that uses the key gets a remote access error.
+//! A window keeps its region registered until it is bound to another region or dropped. Dropping a window makes its key
+//! invalid: a peer that uses the key gets a remote access error.
 
 use crate::device::{Access, Device, DeviceError, Mr, Pd, RawWindow};
 use crate::qp::QueuePair;
@@ -94,7 +95,8 @@ pub enum WindowError {
 
 #[derive(Debug)]
 enum State {
-    /// Not bound. The region of the last bind stays registered until the work request that frees the window has completed.
+    /// Not bound. The region of the last bind stays registered until the work request that frees the window has
+    /// completed.
     Free { freed_by: Option<u32>, region: Option<Mr> },
     /// Bound by a queue pair.
     Bound { qpn: u32, region: Mr },
@@ -117,12 +119,12 @@ impl Window {
         Ok(Self { rkey: raw.rkey, raw, state: State::Free { freed_by: None, region: None } })
     }
 
-    /// The key for the peer, while the window is bound.
+    /// Returns the key for the peer, while the window is bound.
     pub fn rkey(&self) -> Option<u32> {
         matches!(self.state, State::Bound { .. }).then_some(self.rkey)
     }
 
-    /// The type.
+    /// Returns the type.
     pub fn kind(&self) -> WindowType {
         self.raw.window
     }
@@ -139,8 +141,8 @@ impl Window {
         if self.raw.window == WindowType::Type2 {
             match self.state {
                 State::Bound { .. } => return Err(WindowError::StillBound),
-                // Until the work request that frees the window has completed, only later work requests of the same queue pair are
-                // ordered after it.
+                // Until the work request that frees the window has completed, only later work requests of the same
+                // queue pair are ordered after it.
                 State::Free { freed_by: Some(owner), .. } if owner != qp.qpn() => {
                     return Err(WindowError::OtherQueuePair { qpn: qp.qpn(), owner });
                 }
@@ -202,7 +204,8 @@ impl Window {
         }
     }
 
-    /// Records that the invalidation or unbind has completed: releases the region, and any queue pair may bind the window.
+    /// Records that the invalidation or unbind has completed: releases the region, and any queue pair may bind the
+    /// window.
     pub fn mark_completed(&mut self) {
         if let State::Free { .. } = self.state {
             self.state = State::Free { freed_by: None, region: None };
@@ -260,12 +263,12 @@ pub struct WindowChange<'w> {
 }
 
 impl WindowChange<'_> {
-    /// The work request to post, on the queue pair that the change was prepared for.
+    /// Returns the work request to post, on the queue pair that the change was prepared for.
     pub fn post(&self) -> WorkRequest<'static> {
         Op::Umr { umr: self.umr, kind: self.kind }
     }
 
-    /// The window's key after the change.
+    /// Returns the window's key after the change.
     pub fn rkey(&self) -> u32 {
         self.rkey
     }

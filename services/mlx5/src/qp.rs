@@ -39,32 +39,32 @@ impl<T, R> QueuePair<T, R> {
         Ok(Self { device: device.clone(), handle: raw.handle, pd: raw.pd, send, recv })
     }
 
-    /// Queue pair number.
+    /// Returns the queue pair number.
     pub fn qpn(&self) -> u32 {
         self.send.qpn()
     }
 
-    /// The protection domain.
+    /// Returns the protection domain.
     pub fn pd(&self) -> &Pd {
         &self.pd
     }
 
-    /// The device's handle of the queue pair.
+    /// Returns the device's handle of the queue pair.
     pub fn handle(&self) -> &Handle {
         &self.handle
     }
 
-    /// The send queue.
+    /// Returns the send queue.
     pub fn send(&mut self) -> &mut SendQueue<T> {
         &mut self.send
     }
 
-    /// The receive queue; `None` if the queue pair uses a shared one.
+    /// Returns the receive queue; `None` if the queue pair uses a shared one.
     pub fn recv(&mut self) -> Option<&mut RecvQueue<R>> {
         self.recv.as_mut()
     }
 
-    /// The endpoint, for the peer.
+    /// Returns the endpoint, for the peer.
     pub fn endpoint(&self) -> Result<Endpoint, DeviceError> {
         self.device.endpoint(&self.handle)
     }

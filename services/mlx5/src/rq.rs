@@ -1,7 +1,7 @@
 //! The receive queue of one queue pair.
 //!
-//! [`RecvQueue::post`] writes descriptors; [`RecvQueue::ring`] makes all of them visible to the card through the doorbell record.
-//! Receives complete in the order in which they were posted.
+//! [`RecvQueue::post`] writes descriptors; [`RecvQueue::ring`] makes all of them visible to the card through the
+//! doorbell record. Receives complete in the order in which they were posted.
 
 use crate::handle::Handle;
 use crate::mmio::DoorbellRecord;
@@ -107,17 +107,17 @@ impl<T> RecvQueue<T> {
         })
     }
 
-    /// The number of buffers that a descriptor holds.
+    /// Returns the number of buffers that a descriptor holds.
     pub fn max_sge(&self) -> usize {
         self.ring.entry_size() / SEGMENT
     }
 
-    /// The number of outstanding receives.
+    /// Returns the number of outstanding receives.
     pub fn outstanding(&self) -> u32 {
         self.producer.wrapping_sub(self.consumer)
     }
 
-    /// The number of descriptors.
+    /// Returns the number of descriptors.
     pub fn capacity(&self) -> usize {
         self.tokens.len()
     }

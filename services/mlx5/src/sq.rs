@@ -1,8 +1,9 @@
-//! The send queue: writes work requests into the ring, rings the doorbell, and frees the work requests that have completed.
+//! The send queue: writes work requests into the ring, rings the doorbell, and frees the work requests that have
+//! completed.
 //!
-//! A [`Batch`] writes several work requests and rings once; [`SendQueue::post`] is a batch of one. A refused work request returns its token
-//! and changes nothing, not even the index or fence of the next work request. Dropping a batch without [`Batch::ring`] removes its work
-//! requests.
+//! A [`Batch`] writes several work requests and rings once; [`SendQueue::post`] is a batch of one. A refused work
+//! request returns its token and changes nothing, not even the index or fence of the next work request. Dropping a
+//! batch without [`Batch::ring`] removes its work requests.
 
 mod batch;
 #[allow(unsafe_code)]
@@ -31,7 +32,7 @@ impl Flags {
     /// Starts after all earlier work requests have completed, reads and atomics included.
     pub const FENCE: Self = Self(FmCeSe::FENCE);
 
-    /// The union of both.
+    /// Returns the union of both.
     #[must_use]
     #[inline(always)]
     pub const fn with(self, other: Self) -> Self {
@@ -147,10 +148,11 @@ struct Core {
 /// The state that posting changes. A batch works on a copy, which becomes the queue's state when the batch is rung.
 #[derive(Debug, Clone, Copy)]
 struct PostState {
-    /// Index of the next work request's first block. It does not wrap at the end of the ring; work requests carry its low 16 bits.
+    /// Index of the next work request's first block. It does not wrap at the end of the ring; work requests carry its
+    /// low 16 bits.
     producer: u32,
-    /// Up to this index the fast path may post work requests of one block: there is room for them, and no fence is pending. Equals
-    /// `producer` while a fence is pending, and on datagram queue pairs.
+    /// Up to this index the fast path may post work requests of one block: there is room for them, and no fence is
+    /// pending. Equals `producer` while a fence is pending, and on datagram queue pairs.
     limit: u32,
     /// The number of outstanding blocks minus the number of outstanding work requests.
     surplus: u32,
@@ -167,7 +169,7 @@ struct FixedFields {
 }
 
 impl PostState {
-    /// Whether the fast path may post a work request whose size came from [`WorkRequest::simple_size`].
+    /// Returns whether the fast path may post a work request whose size came from [`WorkRequest::simple_size`].
     #[inline(always)]
     fn is_open(&self) -> bool {
         self.producer != self.limit
@@ -208,7 +210,7 @@ impl Core {
         self.blocks - state.producer.wrapping_sub(self.consumer)
     }
 
-    /// The number of work requests that may still be posted, if the ring has room.
+    /// Returns the number of work requests that may still be posted, if the ring has room.
     fn free_posts(&self, state: &PostState) -> u32 {
         self.max_posts - (state.producer.wrapping_sub(self.consumer) - state.surplus)
     }
@@ -307,32 +309,32 @@ impl<T> SendQueue<T> {
         Some(Self { store, core })
     }
 
-    /// Queue pair number.
+    /// Returns the queue pair number.
     pub fn qpn(&self) -> u32 {
         self.core.fixed.head.qpn()
     }
 
-    /// The limits of one work request.
+    /// Returns the limits of one work request.
     pub fn limits(&self) -> Limits {
         self.core.limits
     }
 
-    /// Index of the next work request's first block; the work request carries the low 16 bits.
+    /// Returns the index of the next work request's first block; the work request carries the low 16 bits.
     pub fn producer(&self) -> u32 {
         self.core.state.producer
     }
 
-    /// The fence that the queue will add to the next work request.
+    /// Returns the fence that the queue will add to the next work request.
     pub fn pending_fence(&self) -> Fence {
         if self.core.state.fence { Fence::Small } else { Fence::None }
     }
 
-    /// The number of free blocks.
+    /// Returns the number of free blocks.
     pub fn free_blocks(&self) -> u32 {
         self.core.free_blocks(&self.core.state)
     }
 
-    /// The number of work requests that may still be posted, if the ring has room.
+    /// Returns the number of work requests that may still be posted, if the ring has room.
     pub fn free_posts(&self) -> u32 {
         self.core.free_posts(&self.core.state)
     }
@@ -376,8 +378,8 @@ impl<T> SendQueue<T> {
         Ok(())
     }
 
-    /// Frees the work requests that the completion of `wqe_counter` covers: the earlier ones, oldest first, then the named one. Dropping
-    /// the iterator early frees the rest too.
+    /// Frees the work requests that the completion of `wqe_counter` covers: the earlier ones, oldest first, then the
+    /// named one. Dropping the iterator early frees the rest too.
     pub fn complete(&mut self, wqe_counter: u16) -> Result<CompletedRequests<'_, T>, UnknownRequest> {
         let core = &self.core;
         let ahead = wqe_counter.wrapping_sub(core.consumer as u16) as u32;

@@ -1,7 +1,7 @@
 //! A receive queue that several queue pairs share.
 //!
-//! The descriptors form a linked list that the card walks. Completions name the descriptors in any order; a completed descriptor
-//! moves to the end of the list.
+//! The descriptors form a linked list that the card walks. Completions name the descriptors in any order; a completed
+//! descriptor moves to the end of the list.
 
 use crate::handle::Handle;
 use crate::mmio::DoorbellRecord;
@@ -14,7 +14,8 @@ use crate::wqe::{SegmentWriter, Sge};
 /// The parts of a shared receive queue, provided by the device.
 #[derive(Debug)]
 pub struct SrqParts {
-    /// The ring: 2 to 2^15 entries of 32 to 512 bytes; the first segment of an entry is the link, each other one a buffer.
+    /// The ring: 2 to 2^15 entries of 32 to 512 bytes; the first segment of an entry is the link, each other one a
+    /// buffer.
     pub ring: Ring,
     /// The doorbell record.
     pub record: DoorbellRecord,
@@ -69,22 +70,22 @@ impl<T> SharedRecvQueue<T> {
         Some(queue)
     }
 
-    /// Number of the queue.
+    /// Returns the number of the queue.
     pub fn srqn(&self) -> u32 {
         self.srqn
     }
 
-    /// The device's handle of the queue.
+    /// Returns the device's handle of the queue.
     pub fn handle(&self) -> &Handle {
         &self.keep_alive
     }
 
-    /// The number of buffers that a descriptor holds.
+    /// Returns the number of buffers that a descriptor holds.
     pub fn max_sge(&self) -> usize {
         self.ring.entry_size() / SEGMENT - FIRST_BUFFER
     }
 
-    /// The number of receives that can be posted at a time: one less than the ring's entries.
+    /// Returns the number of receives that can be posted at a time: one less than the ring's entries.
     pub fn capacity(&self) -> usize {
         self.tokens.len() - 1
     }

@@ -1,8 +1,8 @@
 //! ConnectX hardware, through rdma-core's libibverbs and libmlx5, both loaded at run time.
 //!
-//! rdma-core creates the objects and connects queue pairs. `mlx5dv_init_obj` provides the queues' memory, which this crate drives.
-//! Compressed completion queues have the basic layout ([`Layout::Basic`]), the one that rdma-core creates. Doorbells are plain, because
-//! rdma-core shares BlueFlame registers between queue pairs.
+//! rdma-core creates the objects and connects queue pairs. `mlx5dv_init_obj` provides the queues' memory, which this
+//! crate drives. Compressed completion queues have the basic layout ([`Layout::Basic`]), the one that rdma-core
+//! creates. Doorbells are plain, because rdma-core shares BlueFlame registers between queue pairs.
 
 mod devx;
 mod ffi;
@@ -77,7 +77,7 @@ pub struct DeviceEntry {
     pub mlx5: bool,
 }
 
-/// The system's RDMA devices.
+/// Returns the system's RDMA devices.
 pub fn devices() -> Result<Vec<DeviceEntry>, DeviceError> {
     let api = Api::load()?;
     let mut all = Vec::new();
@@ -129,12 +129,14 @@ const LIMITS: Limits = Limits { max_inline: 512, max_sge: 30 };
 const MAX_RD_ATOMIC: u8 = 16;
 /// 0.64 ms: the time before a peer retries when no receive is posted.
 const MIN_RNR_TIMER: u8 = 12;
-/// The form of compressed queues: every card with compression has it, and this crate reads nothing that differs between forms.
+/// The form of compressed queues: every card with compression has it, and this crate reads nothing that differs between
+/// forms.
 const FORMAT: CompressedFormat = CompressedFormat::Hash;
 const ALL_REMOTE: u32 = Access::REMOTE_WRITE.0 | Access::REMOTE_READ.0 | Access::REMOTE_ATOMIC.0;
 
 impl Hardware {
-    /// Opens a device by name, optionally followed by the port and the index of the source GID: `mlx5_0`, `mlx5_0:1`, `mlx5_0:1:3`.
+    /// Opens a device by name, optionally followed by the port and the index of the source GID: `mlx5_0`, `mlx5_0:1`,
+    /// `mlx5_0:1:3`.
     pub fn named(text: &str) -> Result<Self, DeviceError> {
         let (name, settings) = Settings::named(text)?;
         Self::open(Some(name), settings)
@@ -219,7 +221,8 @@ impl Hardware {
         check_status(status, "ibv_modify_qp")
     }
 
-    /// What the firmware says about compressed queues, including the enhanced layout, which this crate reads and rdma-core does not create.
+    /// Returns what the firmware says about compressed queues, including the enhanced layout, which this crate reads
+    /// and rdma-core does not create.
     pub fn firmware_compression(&self) -> Result<FirmwareCompression, DeviceError> {
         devx::compression(&self.context.api, &self.caps.name)
     }
@@ -233,7 +236,7 @@ impl Hardware {
         self.completions(check_pointer(object, "mlx5dv_create_cq")?, Layout::Basic)
     }
 
-    /// The parts of a newly created queue.
+    /// Returns the parts of a newly created queue.
     fn completions(&self, object: ffi::Ptr<ffi::Cq>, layout: Layout) -> Result<RawCq, DeviceError> {
         let handle = Handle::new(library::Cq { object, context: self.context.clone() });
         let mut cq = ffi::DvCq {
@@ -252,7 +255,8 @@ impl Hardware {
         }
         let page: NonNull<u8> = non_null(cq.cq_uar, "user page")?;
         let arm = NonNull::new(page.as_ptr().wrapping_add(ffi::CQ_DOORBELL)).unwrap_or(page);
-        // SAFETY: the library mapped and initialised the slots for this queue; the handle in the parts keeps them mapped.
+        // SAFETY: the library mapped and initialised the slots for this queue; the handle in the parts keeps them
+        // mapped.
         let slots = unsafe { Slots::new(non_null(cq.buf, "slots")?, log2(cq.cqe_cnt, "the number of completions")?) };
         // SAFETY: `CQ_DOORBELL` is an aligned offset inside the user page, which the handle in the parts keeps mapped.
         let arm = unsafe { ArmRegister::new(arm.cast()) };
@@ -289,7 +293,7 @@ fn non_null<T>(pointer: *mut c_void, what: &'static str) -> Result<NonNull<T>, D
     NonNull::new(pointer.cast()).ok_or_else(missing)
 }
 
-/// The binary logarithm of a size, which must be a power of two.
+/// Returns the binary logarithm of a size, which must be a power of two.
 fn log2(size: u32, what: &'static str) -> Result<u32, DeviceError> {
     let odd = || DeviceError::Library {
         library: "libmlx5.so.1",
@@ -298,16 +302,16 @@ fn log2(size: u32, what: &'static str) -> Result<u32, DeviceError> {
     size.is_power_of_two().then(|| size.trailing_zeros()).ok_or_else(odd)
 }
 
-/// A ring as `mlx5dv` describes it.
+/// Returns a ring as `mlx5dv` describes it.
 fn ring(queue: &ffi::DvQueue) -> Result<Ring, DeviceError> {
     let (entries, entry) =
         (log2(queue.wqe_cnt, "the number of requests")?, log2(queue.stride, "the size of a request")?);
-    // SAFETY: the library mapped the ring for this queue, and the handle in the parts keeps it mapped; this driver is the only one
-    // that posts to it.
+    // SAFETY: the library mapped the ring for this queue, and the handle in the parts keeps it mapped; this driver is
+    // the only one that posts to it.
     Ok(unsafe { Ring::new(non_null(queue.buf, "ring")?, entries, entry) })
 }
 
-/// One of the two words of a doorbell record.
+/// Returns one of the two words of a doorbell record.
 fn record(words: *mut u32, at: usize) -> Result<DoorbellRecord, DeviceError> {
     let words: NonNull<u32> = non_null(words.cast(), "doorbell record")?;
     let word = NonNull::new(words.as_ptr().wrapping_add(at)).unwrap_or(words);
@@ -438,8 +442,8 @@ impl Device for Hardware {
         let send = SendParts {
             ring: ring(&qp.sq)?,
             record: record(qp.dbrec, 1)?,
-            // SAFETY: the library maps the register, and the handle in the parts keeps it mapped. Queue pairs may share it, because a
-            // plain doorbell is one store.
+            // SAFETY: the library maps the register, and the handle in the parts keeps it mapped. Queue pairs may share
+            // it, because a plain doorbell is one store.
             register: unsafe { DoorbellRegister::new(register) },
             qpn,
             transport: attr.transport,

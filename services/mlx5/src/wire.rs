@@ -1,8 +1,9 @@
 //! The formats that the card reads and writes, byte for byte.
 //!
-//! Raw views: any bytes are a valid value of every type here, including unknown codes; [`crate::wqe`] and [`crate::cq`] have types whose
-//! values always make sense. All integers are big endian. The layouts are those of `mlx5dv.h` (rdma-core 64) and of the ConnectX
-//! programmer's reference manual (PRM), chapters "Work queue" and "Completion queue"; each definition names its struct.
+//! Raw views: any bytes are a valid value of every type here, including unknown codes; [`crate::wqe`] and [`crate::cq`]
+//! have types whose values always make sense. All integers are big endian. The layouts are those of `mlx5dv.h`
+//! (rdma-core 64) and of the ConnectX programmer's reference manual (PRM), chapters "Work queue" and "Completion
+//! queue"; each definition names its struct.
 
 mod codes;
 mod completion;

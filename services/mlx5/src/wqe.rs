@@ -1,7 +1,8 @@
 //! Work requests of a send queue: valid values, emitted to bytes and parsed from bytes.
 //!
-//! A caller passes a [`WorkRequest`], which borrows its lists. A card parses bytes into a [`Wqe`], which owns its lists. Both
-//! contain an [`Op`]. A queue emits through a [`SegmentWriter`], which wraps at the end of the ring; [`emit`] writes into a slice.
+//! A caller passes a [`WorkRequest`], which borrows its lists. A card parses bytes into a [`Wqe`], which owns its
+//! lists. Both contain an [`Op`]. A queue emits through a [`SegmentWriter`], which wraps at the end of the ring;
+//! [`emit`] writes into a slice.
 //!
 //! The bytes are checked by `tests/vectors/mlx5_wqe.json`, taken from rdma-core's `providers/mlx5/qp.c`.
 
@@ -33,7 +34,7 @@ pub struct Sge {
 }
 
 impl Sge {
-    /// Length (high) and key: the first word of a data segment.
+    /// Returns the length (high) and key: the first word of a data segment.
     #[inline(always)]
     const fn word(&self) -> u64 {
         (self.length as u64) << 32 | self.lkey as u64
@@ -219,14 +220,14 @@ pub struct Size {
 }
 
 impl Size {
-    /// Number of ring blocks that the work request occupies.
+    /// Returns the number of ring blocks that the work request occupies.
     #[inline(always)]
     pub const fn blocks(self) -> u32 {
         (self.ds as u32).div_ceil(BLOCK_SEGMENTS as u32)
     }
 }
 
-/// The total length of all pieces in bytes.
+/// Returns the total length of all pieces in bytes.
 #[inline(always)]
 fn inline_length(pieces: &[&[u8]]) -> usize {
     pieces.iter().map(|piece| piece.len()).sum()
@@ -332,8 +333,8 @@ impl WorkRequest<'_> {
         Ok(Size { ds: ds as u8 })
     }
 
-    /// The size of a work request for the fast path: on RC, with one nonempty buffer, so that it fits one block and the limits of any
-    /// queue. `None` for all others.
+    /// Returns the size of a work request for the fast path: on RC, with one nonempty buffer, so that it fits one block
+    /// and the limits of any queue. `None` for all others.
     #[inline(always)]
     pub fn simple_size(&self) -> Option<Size> {
         let (ds, sges) = match self {
@@ -349,7 +350,7 @@ impl WorkRequest<'_> {
         }
     }
 
-    /// The operation code and the fourth word of the control segment.
+    /// Returns the operation code and the fourth word of the control segment.
     #[inline(always)]
     pub fn code(&self) -> (Opcode, u32) {
         let imm_or = |imm: Option<u32>, with: Opcode, without: Opcode| match imm {
@@ -406,7 +407,7 @@ impl WorkRequest<'_> {
         }
     }
 
-    /// The operation as a card parses it: with owned lists, and without empty buffers, which are not emitted.
+    /// Returns the operation as a card parses it: with owned lists, and without empty buffers, which are not emitted.
     pub fn to_parsed(&self) -> Parsed {
         let list = |sges: &[Sge]| sges.iter().copied().filter(|sge| sge.length != 0).collect::<Vec<_>>();
         let data = |data: &RequestData<'_>| match data {
@@ -428,14 +429,14 @@ impl WorkRequest<'_> {
 }
 
 impl Limits {
-    /// The largest `ds` of a work request within these limits.
+    /// Returns the largest `ds` of a work request within these limits.
     pub fn max_ds(&self) -> usize {
         let inline = (size_of::<InlineHeader>() + self.max_inline as usize).div_ceil(SEGMENT);
         let data = inline.max(self.max_sge as usize);
         (DATAGRAM + data).max(Umr::BIND_SEGMENTS)
     }
 
-    /// Whether every work request within these limits fits the 6 bits of `ds`.
+    /// Returns whether every work request within these limits fits the 6 bits of `ds`.
     pub fn fit(&self) -> bool {
         self.max_inline < INLINE_FLAG && self.max_ds() <= MAX_DS
     }
@@ -454,8 +455,8 @@ impl SegmentWriter for Slice<'_> {
     }
 }
 
-/// Emits a work request into a slice and returns its bytes; `None` if `out` is too short. `index` is the 16-bit index of the first
-/// block, `qpn` the queue pair.
+/// Emits a work request into a slice and returns its bytes; `None` if `out` is too short. `index` is the 16-bit index
+/// of the first block, `qpn` the queue pair.
 pub fn emit<'a>(
     post: &WorkRequest<'_>,
     limits: &Limits,

@@ -1,5 +1,5 @@
-//! The memory of a completion queue. The card may write to it at any time, so this module reads it through raw pointers, uses acquire loads
-//! for the validity bytes, and never creates a reference to it.
+//! The memory of a completion queue. The card may write to it at any time, so this module reads it through raw
+//! pointers, uses acquire loads for the validity bytes, and never creates a reference to it.
 
 use crate::wire::{Cqe, CqeOpcode, MAX_MINIS, MINI_ARRAY, MiniCqe, OpOwn};
 use std::marker::PhantomData;
@@ -16,21 +16,22 @@ pub struct Slots {
     log: u32,
 }
 
-// SAFETY: the caller of `new` gives the memory to one queue only, so moving the queue moves this process's only access to it.
+// SAFETY: the caller of `new` gives the memory to one queue only, so moving the queue moves this process's only access
+// to it.
 unsafe impl Send for Slots {}
 
 impl Slots {
     /// `1 << log` slots, `log` at most 24.
     ///
     /// # Safety
-    /// `base` is aligned to 64 bytes, and all slots stay mapped, readable and writable, while the value lives. Nothing else
-    /// but the card writes to them.
+    /// `base` is aligned to 64 bytes, and all slots stay mapped, readable and writable, while the value lives. Nothing
+    /// else but the card writes to them.
     pub const unsafe fn new(base: NonNull<Cqe>, log: u32) -> Self {
         assert!(log <= 24);
         Self { base, mask: (1 << log) - 1, log }
     }
 
-    /// The number of slots.
+    /// Returns the number of slots.
     #[allow(clippy::len_without_is_empty, reason = "a queue has at least one slot")]
     pub const fn len(&self) -> u32 {
         self.mask + 1
@@ -45,26 +46,26 @@ impl Slots {
         }
     }
 
-    /// The slot of an index. Indices do not wrap at the end of the ring.
+    /// Returns the slot of an index. Indices do not wrap at the end of the ring.
     #[inline(always)]
     pub(super) fn slot(&self, index: u32) -> Slot {
         Slot(self.base.as_ptr().wrapping_add((index & self.mask) as usize))
     }
 
-    /// The number of whole laps before `index`.
+    /// Returns the number of whole laps before `index`.
     #[inline(always)]
     pub(super) fn lap(&self, index: u32) -> u32 {
         index >> self.log
     }
 
-    /// The number of slots from `index` to the end of its lap.
+    /// Returns the number of slots from `index` to the end of its lap.
     #[inline(always)]
     pub(super) fn rest_of_lap(&self, index: u32) -> u32 {
         self.len() - (index & self.mask)
     }
 
-    /// Writes the lap mark of its own lap into each of the `count` slots from `index` on, which a block covers, so that an old
-    /// mark is never taken for a new one.
+    /// Writes the lap mark of its own lap into each of the `count` slots from `index` on, which a block covers, so that
+    /// an old mark is never taken for a new one.
     #[inline(always)]
     pub(super) fn mark_covered(&mut self, index: u32, count: u32) {
         let here = self.rest_of_lap(index).min(count);
@@ -74,11 +75,13 @@ impl Slots {
         }
     }
 
-    /// Writes an invalid completion of its own lap into each of the `count` slots from `index` on, so that none is taken for a new one.
+    /// Writes an invalid completion of its own lap into each of the `count` slots from `index` on, so that none is
+    /// taken for a new one.
     pub(super) fn mark_empty(&mut self, index: u32, count: u32) {
         for index in (0..count).map(|at| index.wrapping_add(at)) {
             let empty = OpOwn::regular(CqeOpcode::Invalid, self.lap(index) & 1 != 0);
-            // SAFETY: `slot` masks the index, so this is a byte of a slot, which the caller of `Slots::new` keeps mapped.
+            // SAFETY: `slot` masks the index, so this is a byte of a slot, which the caller of `Slots::new` keeps
+            // mapped.
             unsafe { self.slot(index).field::<OpOwn>(offset_of!(Cqe, op_own)).write_volatile(empty) };
         }
     }
@@ -87,13 +90,14 @@ impl Slots {
     fn mark_covered_in_lap(&mut self, index: u32, count: u32) {
         let mark = self.lap(index) as u8;
         let first = self.slot(index);
-        // A block covers fewer slots than it has mini completions; with a constant bound the loop becomes a row of stores.
+        // A block covers fewer slots than it has mini completions; with a constant bound the loop becomes a row of
+        // stores.
         for covered in 0..MAX_MINIS as u32 - 1 {
             if covered == count {
                 break;
             }
-            // SAFETY: `mark_covered` stops at the end of the lap, so the slot is in the ring, which the caller of `Slots::new` keeps
-            // mapped.
+            // SAFETY: `mark_covered` stops at the end of the lap, so the slot is in the ring, which the caller of
+            // `Slots::new` keeps mapped.
             unsafe { first.after(covered).field::<u8>(offset_of!(Cqe, signature)).write_volatile(mark) };
         }
     }
@@ -104,51 +108,52 @@ impl Slots {
 pub(super) struct Slot(*const Cqe);
 
 impl Slot {
-    /// The slot `slots` further on, which may be past the end of the ring.
+    /// Returns the slot `slots` further on, which may be past the end of the ring.
     #[inline(always)]
     pub fn after(self, slots: u32) -> Self {
         Self(self.0.wrapping_add(slots as usize))
     }
 
-    /// The number of slots from `first`, which is not after this slot, to this slot.
+    /// Returns the number of slots from `first`, which is not after this slot, to this slot.
     #[inline(always)]
     pub fn since(self, first: Self) -> u32 {
         ((self.0.addr() - first.0.addr()) / size_of::<Cqe>()) as u32
     }
 
-    /// The last byte.
+    /// Returns the last byte.
     #[inline(always)]
     pub fn op_own(self) -> u8 {
-        // SAFETY: callers pass slots of the ring, which `Slots::new`'s caller keeps mapped, or the title copy; the card may write to an
-        // atomic at the same time.
+        // SAFETY: callers pass slots of the ring, which `Slots::new`'s caller keeps mapped, or the title copy; the card
+        // may write to an atomic at the same time.
         unsafe { AtomicU8::from_ptr(self.field(offset_of!(Cqe, op_own))) }.load(Ordering::Acquire)
     }
 
-    /// The last two bytes: signature (low) and `op_own` (high).
+    /// Returns the last two bytes: signature (low) and `op_own` (high).
     #[inline(always)]
     pub fn tail(self) -> u16 {
-        // SAFETY: callers pass slots of the ring, which `Slots::new`'s caller keeps mapped and aligned, so the offset is even; the card may
-        // write to an atomic at the same time.
+        // SAFETY: callers pass slots of the ring, which `Slots::new`'s caller keeps mapped and aligned, so the offset
+        // is even; the card may write to an atomic at the same time.
         u16::from_le(unsafe { AtomicU16::from_ptr(self.field(offset_of!(Cqe, signature))) }.load(Ordering::Acquire))
     }
 
-    /// The first `N` words, read one by one: a wider volatile read would go byte by byte or through the stack.
+    /// Returns the first `N` words, read one by one: a wider volatile read would go byte by byte or through the stack.
     #[inline(always)]
     fn words<const N: usize>(self) -> [u64; N] {
         const { assert!(N * size_of::<u64>() <= size_of::<Cqe>()) };
         std::array::from_fn(|word| {
-            // SAFETY: the assertion keeps the word inside the slot, which is mapped and aligned to 64 bytes; any bytes are a word.
+            // SAFETY: the assertion keeps the word inside the slot, which is mapped and aligned to 64 bytes; any bytes
+            // are a word.
             unsafe { self.0.cast::<u64>().wrapping_add(word).read_volatile() }
         })
     }
 
-    /// The whole completion.
+    /// Returns the whole completion.
     #[inline(always)]
     pub fn copy(self) -> Cqe {
         zerocopy::transmute!(self.words::<8>())
     }
 
-    /// The mini completions of an array; in a block of the enhanced layout, all but the last.
+    /// Returns the mini completions of an array; in a block of the enhanced layout, all but the last.
     #[inline(always)]
     pub fn minis(self) -> [MiniCqe; MINI_ARRAY] {
         zerocopy::transmute!(self.words::<MINI_ARRAY>())
@@ -160,8 +165,8 @@ impl Slot {
     }
 }
 
-/// The title of the open block, with the fields that the last mini completion replaced. Completions point to it, so it is on the heap and
-/// accessed only by pointer.
+/// The title of the open block, with the fields that the last mini completion replaced. Completions point to it, so it
+/// is on the heap and accessed only by pointer.
 #[derive(Debug)]
 pub(super) struct TitleCopy(NonNull<Aligned>);
 
@@ -180,7 +185,7 @@ impl TitleCopy {
         Self(NonNull::from(Box::leak(Box::new(Aligned { _cqe: Cqe::INITIAL }))))
     }
 
-    /// The copy as a slot.
+    /// Returns the copy as a slot.
     #[inline(always)]
     pub fn slot(&self) -> Slot {
         Slot(self.0.as_ptr().cast())
@@ -193,7 +198,7 @@ impl TitleCopy {
         unsafe { self.0.as_ptr().cast::<[u64; 8]>().write(title.words()) };
     }
 
-    /// The fields, as a pointer that stays in a register.
+    /// Returns the fields, as a pointer that stays in a register.
     #[inline(always)]
     pub fn fields(&mut self) -> TitleFields<'_> {
         TitleFields { at: self.slot(), title_copy: PhantomData }
@@ -214,7 +219,7 @@ pub(super) struct TitleFields<'s> {
 }
 
 impl TitleFields<'_> {
-    /// The copy as a slot.
+    /// Returns the copy as a slot.
     #[inline(always)]
     pub fn slot(&self) -> Slot {
         self.at
@@ -261,8 +266,8 @@ macro_rules! fields {
         #[inline(always)]
         pub fn $name(&self) -> $int {
             const { assert!(offset_of!(Cqe, $field) % align_of::<$int>() == 0) };
-            // SAFETY: an aligned field of a slot that `Slots::new`'s caller keeps mapped, or of the title copy, both of which the
-            // borrow `'q` keeps alive; any bytes are a value.
+            // SAFETY: an aligned field of a slot that `Slots::new`'s caller keeps mapped, or of the title copy, both of
+            // which the borrow `'q` keeps alive; any bytes are a value.
             <$int>::from_be(unsafe { self.at.field::<$int>(offset_of!(Cqe, $field)).read_volatile() })
         }
     )*};
@@ -291,25 +296,25 @@ impl<'q> Completion<'q> {
         flags_rqpn: u32 = flags_rqpn;
     }
 
-    /// Queue pair number.
+    /// Returns the queue pair number.
     #[inline(always)]
     pub fn qpn(&self) -> u32 {
         self.sop_drop_qpn() & crate::wire::MAX_24_BITS
     }
 
-    /// Operation code of a send queue's work request; meaningless for receives.
+    /// Returns the operation code of a send queue's work request; meaningless for receives.
     #[inline(always)]
     pub fn request_opcode(&self) -> u8 {
         (self.sop_drop_qpn() >> 24) as u8
     }
 
-    /// The operation code of the completion.
+    /// Returns the operation code of the completion.
     #[inline(always)]
     pub fn opcode(&self) -> CqeOpcode {
         OpOwn(self.at.op_own()).opcode()
     }
 
-    /// The whole completion; with compression, the title with the mini completion's fields.
+    /// Returns the whole completion; with compression, the title with the mini completion's fields.
     pub fn to_cqe(&self) -> Cqe {
         self.at.copy()
     }

@@ -47,13 +47,13 @@ impl<'q, T> Batch<'q, T> {
         Ok(())
     }
 
-    /// The blocks of all work requests so far.
+    /// Returns the blocks of all work requests so far.
     #[inline(always)]
     fn blocks(&self) -> u32 {
         self.state.producer.wrapping_sub(self.core.state.producer)
     }
 
-    /// True if the batch has no work request.
+    /// Returns whether the batch has no work request.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.blocks() == 0
@@ -71,7 +71,8 @@ impl<'q, T> Batch<'q, T> {
         let core = &mut *this.core;
         core.state = this.state;
         core.record.set(this.state.producer & 0xffff);
-        // Only a batch of one work request can be copied; that request has all the blocks. Copying a control segment alone gains nothing.
+        // Only a batch of one work request can be copied; that request has all the blocks. Copying a control segment
+        // alone gains nothing.
         let size = Size { ds: CtrlSeg::ds_of(this.first) };
         if core.register.copies(blocks, this.inline) && size.ds > 1 && blocks == size.blocks() {
             core.copy_last(this.writer.reborrow(), size);

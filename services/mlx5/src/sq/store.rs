@@ -28,7 +28,7 @@ pub(super) struct Store<T> {
 }
 
 impl<T> Store<T> {
-    /// `None` if the ring's entries are not blocks.
+    /// Returns `None` if the ring's entries are not blocks.
     pub fn new(ring: Ring) -> Option<Self> {
         let blocks = ring.entries();
         let requests = vec![Outstanding::NOTHING; blocks].into();
@@ -36,12 +36,13 @@ impl<T> Store<T> {
         (ring.entry_size() == BLOCK).then_some(Self { ring, requests, tokens })
     }
 
-    /// The number of blocks, a power of two.
+    /// Returns the number of blocks, a power of two.
     pub fn blocks(&self) -> u32 {
         self.requests.len() as u32
     }
 
-    /// Blocks and kind of the outstanding work request that starts in block `index`. Indices do not wrap at the end of the ring.
+    /// Blocks and kind of the outstanding work request that starts in block `index`. Indices do not wrap at the end of
+    /// the ring.
     #[inline]
     pub fn outstanding(&self, index: u32) -> Option<(u32, RequestKind)> {
         let requests = self.requests[index as usize & (self.requests.len() - 1)];
@@ -55,11 +56,12 @@ impl<T> Store<T> {
         if std::mem::replace(&mut self.requests[at], Outstanding::NOTHING).blocks == 0 {
             return None;
         }
-        // SAFETY: `requests` had blocks here, so the token is initialised; the entry has none now, so the token is read once.
+        // SAFETY: `requests` had blocks here, so the token is initialised; the entry has none now, so the token is read
+        // once.
         Some(unsafe { self.tokens[at].assume_init_read() })
     }
 
-    /// The same memory as values that stay in registers.
+    /// Returns the same memory as values that stay in registers.
     #[inline(always)]
     pub fn writer(&mut self) -> StoreWriter<'_, T> {
         let (requests, tokens) = (self.requests.as_mut_ptr(), self.tokens.as_mut_ptr());
@@ -85,13 +87,13 @@ pub(super) struct StoreWriter<'s, T> {
 }
 
 impl<T> StoreWriter<'_, T> {
-    /// A copy for a call that is not inlined, so that this value need not be in memory.
+    /// Returns a copy for a call that is not inlined, so that this value need not be in memory.
     #[inline(always)]
     pub fn reborrow(&mut self) -> StoreWriter<'_, T> {
         StoreWriter { ring: self.ring, requests: self.requests, tokens: self.tokens, store: PhantomData }
     }
 
-    /// The position of the work request that starts at block `index`.
+    /// Returns the position of the work request that starts at block `index`.
     #[inline(always)]
     pub fn at(&self, index: u32) -> RingPosition<'_> {
         self.ring.at(index)
@@ -101,8 +103,8 @@ impl<T> StoreWriter<'_, T> {
     #[inline(always)]
     pub fn record_outstanding(&mut self, index: u32, token: T, blocks: u8, kind: RequestKind) {
         let at = self.ring.block(index);
-        // SAFETY: `block` masks the index and `Store::new` allocates a token for each block; the caller keeps outstanding work requests
-        // apart, so no initialised token is overwritten.
+        // SAFETY: `block` masks the index and `Store::new` allocates a token for each block; the caller keeps
+        // outstanding work requests apart, so no initialised token is overwritten.
         unsafe { self.tokens.wrapping_add(at).write(MaybeUninit::new(token)) };
         // SAFETY: `block` masks the index, and `Store::new` allocates an entry of `requests` for each block.
         unsafe { self.requests.wrapping_add(at).write(Outstanding { blocks, kind }) };
@@ -113,12 +115,14 @@ impl<T> StoreWriter<'_, T> {
     pub fn discard(self, first: u32, blocks: u32) {
         for index in 0..blocks {
             let at = self.ring.block(first.wrapping_add(index));
-            // SAFETY: `block` masks the index, `Store::new` allocates an entry for each block, and the writer borrows the store mutably.
+            // SAFETY: `block` masks the index, `Store::new` allocates an entry for each block, and the writer borrows
+            // the store mutably.
             let requests = unsafe { self.requests.wrapping_add(at).replace(Outstanding::NOTHING) };
             if requests.blocks != 0 {
                 // SAFETY: `block` masks the index, and `Store::new` allocates a token for each block.
                 let token = unsafe { self.tokens.wrapping_add(at).read() };
-                // SAFETY: the entry had blocks, so the token is initialised; the entry has none now, so the token is read once.
+                // SAFETY: the entry had blocks, so the token is initialised; the entry has none now, so the token is
+                // read once.
                 drop(unsafe { token.assume_init() });
             }
         }

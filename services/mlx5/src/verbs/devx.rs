@@ -80,7 +80,8 @@ impl From<&QueryOut> for FirmwareCompression {
     }
 }
 
-/// Asks the firmware of the named device. This needs the right to issue commands (CAP_NET_RAW, or as the system's driver allows).
+/// Asks the firmware of the named device. This needs the right to issue commands (CAP_NET_RAW, or as the system's
+/// driver allows).
 pub(super) fn compression(api: &Api, name: &str) -> Result<FirmwareCompression, DeviceError> {
     let mut attr = ffi::DvContextAttr::DEVX;
     let opened = api.find_device(|device, found, mlx5| {

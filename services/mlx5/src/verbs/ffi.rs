@@ -1,11 +1,12 @@
-//! Declarations of rdma-core's libibverbs and libmlx5: `infiniband/verbs.h` and `infiniband/mlx5dv.h`, release 64; the parts used here have
-//! not changed since release 28. Offsets are those that a C compiler finds in these headers.
+//! Declarations of rdma-core's libibverbs and libmlx5: `infiniband/verbs.h` and `infiniband/mlx5dv.h`, release 64; the
+//! parts used here have not changed since release 28. Offsets are those that a C compiler finds in these headers.
 
 use crate::assert_layout;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::ptr::{NonNull, null_mut};
 
-/// An object that only the library creates. A type in `library.rs` owns the object and destroys it, and calls get it from there.
+/// An object that only the library creates. A type in `library.rs` owns the object and destroys it, and calls get it
+/// from there.
 #[repr(transparent)]
 pub(super) struct Ptr<T>(NonNull<T>);
 
@@ -18,7 +19,7 @@ impl<T> Clone for Ptr<T> {
 impl<T> Copy for Ptr<T> {}
 
 impl<T> Ptr<T> {
-    /// The fields that programs read, which the library sets once.
+    /// Returns the fields that programs read, which the library sets once.
     pub(super) fn get(&self) -> &T {
         // SAFETY: the object's owner, from which the pointer came, keeps it alive.
         unsafe { self.0.as_ref() }
@@ -427,8 +428,8 @@ pub(super) mod mask {
     pub const DEST_QPN: c_int = 1 << 20;
 }
 
-/// Declares a library's calls by name. Those that aren't unsafe take any values of their types: an object, a struct that the call reads and
-/// sets, `None` for null.
+/// Declares a library's calls by name. Those that aren't unsafe take any values of their types: an object, a struct
+/// that the call reads and sets, `None` for null.
 macro_rules! calls {
     ($name:ident; $($call:ident: $function:ty;)*) => {
         /// Entry points of a library.

@@ -64,7 +64,7 @@ impl Api {
     }
 }
 
-/// The last system error, which these calls set.
+/// Returns the last system error, which these calls set.
 pub(super) fn last_error() -> i32 {
     std::io::Error::last_os_error().raw_os_error().unwrap_or(0)
 }
@@ -100,7 +100,8 @@ macro_rules! owned {
 
         impl Drop for $name {
             fn drop(&mut self) {
-                // SAFETY: the library created the object, and only this drop destroys it. After an error the object is leaked.
+                // SAFETY: the library created the object, and only this drop destroys it. After an error the object is
+                // leaked.
                 let _ = unsafe { (self.context.api.verbs.$destroy)(self.object) };
             }
         }
@@ -120,7 +121,8 @@ unsafe impl Sync for Context {}
 
 impl Drop for Context {
     fn drop(&mut self) {
-        // SAFETY: the library opened the device; every object keeps the context alive, so this drop closes it once and last.
+        // SAFETY: the library opened the device; every object keeps the context alive, so this drop closes it once and
+        // last.
         let _ = unsafe { (self.api.verbs.ibv_close_device)(self.object) };
     }
 }

@@ -12,7 +12,7 @@ macro_rules! code {
         }
 
         impl $name {
-            /// The value of a code.
+            /// Returns the value of a code.
             #[inline]
             pub const fn from_code(code: u8) -> Self {
                 match code {
@@ -21,7 +21,7 @@ macro_rules! code {
                 }
             }
 
-            /// The code of a value.
+            /// Returns the code of a value.
             #[inline]
             pub const fn code(self) -> u8 {
                 match self {

@@ -20,28 +20,28 @@ pub const MINI_ARRAY: usize = 8;
 pub struct OpOwn(pub u8);
 
 impl OpOwn {
-    /// A regular completion's byte.
+    /// Returns a regular completion's byte.
     pub const fn regular(opcode: CqeOpcode, owner: bool) -> Self {
         Self(opcode.code() << 4 | owner as u8)
     }
 
-    /// The byte of a block's title in the basic layout.
+    /// Returns the byte of a block's title in the basic layout.
     pub const fn title(opcode: CqeOpcode, owner: bool) -> Self {
         Self(Self::regular(opcode, owner).0 | 0x0c)
     }
 
-    /// The byte of a block in the enhanced layout; `minis` from 1 to 16.
+    /// Returns the byte of a block in the enhanced layout; `minis` from 1 to 16.
     pub const fn compressed(minis: u8) -> Self {
         Self((minis - 1) << 4 | 0x0c)
     }
 
-    /// The kind of the completion; meaningless in a block of the enhanced layout.
+    /// Returns the kind of the completion; meaningless in a block of the enhanced layout.
     #[inline(always)]
     pub const fn opcode(self) -> CqeOpcode {
         CqeOpcode::from_code(self.0 >> 4)
     }
 
-    /// The format.
+    /// Returns the format.
     #[inline(always)]
     pub const fn format(self) -> CqeFormat {
         match self.0 >> 2 & 3 {
@@ -52,7 +52,7 @@ impl OpOwn {
         }
     }
 
-    /// The number of mini completions of a block: 1 to 16; at most [`MAX_MINIS`] are legal.
+    /// Returns the number of mini completions of a block: 1 to 16; at most [`MAX_MINIS`] are legal.
     #[inline(always)]
     pub const fn minis(self) -> usize {
         (self.0 >> 4) as usize + 1
@@ -173,7 +173,7 @@ assert_layout!(ErrCqe, size 64, align 1, {
 });
 
 impl ErrCqe {
-    /// The syndrome.
+    /// Returns the syndrome.
     pub const fn syndrome(&self) -> Syndrome {
         Syndrome::from_code(self.syndrome)
     }

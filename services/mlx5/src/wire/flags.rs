@@ -26,27 +26,27 @@ macro_rules! bits {
                 Self(<$wire>::from_int(bits))
             }
 
-            /// As an integer.
+            /// Returns the flags as an integer.
             #[inline(always)]
             pub const fn bits(self) -> $int {
                 self.0.to_int()
             }
 
-            /// The union of both.
+            /// Returns the union of both.
             #[inline(always)]
             #[must_use]
             pub const fn with(self, other: Self) -> Self {
                 Self::new(self.bits() | other.bits())
             }
 
-            /// The union of both if `on`.
+            /// Returns the union of both if `on`.
             #[inline(always)]
             #[must_use]
             pub const fn with_if(self, other: Self, on: bool) -> Self {
                 Self::new(self.bits() | (other.bits() * on as $int))
             }
 
-            /// True if all bits of `other` are set.
+            /// Returns whether all bits of `other` are set.
             #[inline(always)]
             pub const fn has(self, other: Self) -> bool {
                 self.bits() & other.bits() == other.bits()
@@ -119,7 +119,7 @@ pub enum Fence {
 impl FmCeSe {
     const FENCE_MASK: u8 = 0xe0;
 
-    /// The fence mode.
+    /// Returns the fence mode.
     #[inline]
     pub const fn fence(self) -> Fence {
         match self.bits() & Self::FENCE_MASK {

@@ -30,45 +30,46 @@ assert_layout!(CtrlSeg, size 16, align 1, {
 });
 
 impl CtrlSeg {
-    /// A control segment of a queue pair, whose number has 24 bits.
+    /// Returns a control segment of a queue pair, whose number has 24 bits.
     pub fn new(opcode: u8, index: u16, qpn: u32, ds: u8, fm_ce_se: FmCeSe, imm: u32) -> Self {
         zerocopy::transmute!(Self::words(CtrlHead::new(qpn), CtrlTail::new(fm_ce_se), opcode, index, ds, imm))
     }
 
-    /// A control segment as words in memory order, built in registers from the fixed parts of a queue pair and the variable fields.
+    /// Returns a control segment as words in memory order, built in registers from the fixed parts of a queue pair and
+    /// the variable fields.
     #[inline(always)]
     pub const fn words(head: CtrlHead, tail: CtrlTail, opcode: u8, index: u16, ds: u8, imm: u32) -> [u64; 2] {
         let first = head.0 | (index as u64) << 40 | (opcode as u64) << 32 | ds as u64;
         [first.to_be(), (tail.0 as u64 | (imm.swap_bytes() as u64) << 32).to_le()]
     }
 
-    /// `ds` of the segment that starts with this word.
+    /// Returns `ds` of the segment that starts with this word.
     #[inline(always)]
     pub const fn ds_of(first: u64) -> u8 {
         u64::from_be(first) as u8
     }
 
-    /// Operation code.
+    /// Returns the operation code.
     pub const fn opcode(&self) -> u8 {
         self.opmod_idx_opcode.get() as u8
     }
 
-    /// Operation modifier.
+    /// Returns the operation modifier.
     pub const fn opmod(&self) -> u8 {
         (self.opmod_idx_opcode.get() >> 24) as u8
     }
 
-    /// Index of the request's first block.
+    /// Returns the index of the request's first block.
     pub const fn index(&self) -> u16 {
         (self.opmod_idx_opcode.get() >> 8) as u16
     }
 
-    /// Queue pair number.
+    /// Returns the queue pair number.
     pub const fn qpn(&self) -> u32 {
         self.qpn_ds.get() >> 8
     }
 
-    /// Size of the request in 16-byte units.
+    /// Returns the size of the request in 16-byte units.
     pub const fn ds(&self) -> u8 {
         self.qpn_ds.get() as u8
     }
@@ -79,12 +80,12 @@ impl CtrlSeg {
 pub struct CtrlHead(u64);
 
 impl CtrlHead {
-    /// The part for a queue pair, whose number has 24 bits.
+    /// Returns the part for a queue pair, whose number has 24 bits.
     pub const fn new(qpn: u32) -> Self {
         Self(((qpn & super::MAX_24_BITS) as u64) << 8)
     }
 
-    /// The queue pair number.
+    /// Returns the queue pair number.
     pub const fn qpn(self) -> u32 {
         (self.0 >> 8) as u32
     }
@@ -97,13 +98,13 @@ pub struct CtrlTail(u32);
 impl CtrlTail {
     const SHIFT: u32 = 24;
 
-    /// The word of `flags`.
+    /// Returns the word of `flags`.
     #[inline(always)]
     pub const fn new(flags: FmCeSe) -> Self {
         Self((flags.bits() as u32) << Self::SHIFT)
     }
 
-    /// The same word with additional flags.
+    /// Returns the same word with additional flags.
     #[inline(always)]
     #[must_use]
     pub const fn with(self, flags: FmCeSe) -> Self {
@@ -125,7 +126,7 @@ pub struct RaddrSeg {
 assert_layout!(RaddrSeg, size 16, align 1, { raddr @ 0, rkey @ 8, reserved @ 12 });
 
 impl RaddrSeg {
-    /// A segment as words in memory order, built in registers.
+    /// Returns a segment as words in memory order, built in registers.
     #[inline(always)]
     pub const fn words(addr: u64, rkey: u32) -> [u64; 2] {
         [addr.to_be(), ((rkey as u64) << 32).to_be()]
@@ -157,7 +158,7 @@ pub struct DataSeg {
 assert_layout!(DataSeg, size 16, align 1, { byte_count @ 0, lkey @ 4, addr @ 8 });
 
 impl DataSeg {
-    /// A segment as words in memory order, built in registers.
+    /// Returns a segment as words in memory order, built in registers.
     #[inline(always)]
     pub const fn words(byte_count: u32, lkey: u32, addr: u64) -> [u64; 2] {
         [((byte_count as u64) << 32 | lkey as u64).to_be(), addr.to_be()]
@@ -222,8 +223,8 @@ pub struct UmrCtrlSeg {
     pub flags: UmrFlags,
     /// Zero.
     pub rsvd0: [u8; 3],
-    /// Size of the translation entries in 16-byte units, padded to a block: 4 for one KLM, 0 for none. A UMR with a wrong
-    /// value completes without an error and has no effect.
+    /// Size of the translation entries in 16-byte units, padded to a block: 4 for one KLM, 0 for none. A UMR with a
+    /// wrong value completes without an error and has no effect.
     pub klm_octowords: U16,
     /// Offset of the entries in the key's translation table.
     pub translation_offset: U16,
@@ -283,12 +284,12 @@ impl MkeyContext {
     /// High 24 bits of [`MkeyContext::qpn_mkey`]: any queue pair.
     pub const ANY_QPN: u32 = 0x00ff_ffff;
 
-    /// Queue pair that may use the key.
+    /// Returns the queue pair that may use the key.
     pub const fn qpn(&self) -> u32 {
         self.qpn_mkey.get() >> 8
     }
 
-    /// The key's new tag.
+    /// Returns the key's new tag.
     pub const fn tag(&self) -> u8 {
         self.qpn_mkey.get() as u8
     }

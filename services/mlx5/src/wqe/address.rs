@@ -58,7 +58,7 @@ const FLOW_LABEL_BITS: u32 = 20;
 const FLOW_LABEL: u32 = (1 << FLOW_LABEL_BITS) - 1;
 const GID_INDEX_SHIFT: u32 = 20;
 
-/// The UDP source port of a RoCE v2 flow: the flow label folded to 14 bits, in the port range from 0xc000 on
+/// Returns the UDP source port of a RoCE v2 flow: the flow label folded to 14 bits, in the port range from 0xc000 on
 /// (`ibv_flow_label_to_udp_sport`).
 fn udp_source_port(flow_label: u32) -> u16 {
     let label = flow_label & FLOW_LABEL;
@@ -66,7 +66,8 @@ fn udp_source_port(flow_label: u32) -> u16 {
 }
 
 impl AhAttr {
-    /// Returns the address vector, with queue key and queue pair number zero. `None` if the link is Ethernet and there is no global route.
+    /// Returns the address vector, with queue key and queue pair number zero. `None` if the link is Ethernet and there
+    /// is no global route.
     pub fn address_vector(&self) -> Option<AddressVector> {
         let rate = if self.static_rate == 0 { 0 } else { self.static_rate.wrapping_add(RATE_OFFSET) };
         let mut av = AddressVector::default();

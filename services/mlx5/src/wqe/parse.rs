@@ -76,8 +76,8 @@ fn read<T: FromBytes + KnownLayout + Immutable + Unaligned>(bytes: &[u8], index:
     T::read_from_prefix(bytes.get(index * SEGMENT..)?).ok().map(|(value, _)| value)
 }
 
-/// Parses the work request at the start of `bytes`, which may be longer. The caller must first join a work request that crosses the end of
-/// a ring.
+/// Parses the work request at the start of `bytes`, which may be longer. The caller must first join a work request that
+/// crosses the end of a ring.
 pub fn parse(bytes: &[u8], transport: Transport) -> Result<Wqe, ParseError> {
     let ctrl: CtrlSeg = read(bytes, 0).ok_or(ParseError::Short { ds: 1, bytes: bytes.len() })?;
     let (ds, opcode) = (ctrl.ds(), ctrl.opcode());
@@ -132,7 +132,7 @@ pub fn parse(bytes: &[u8], transport: Transport) -> Result<Wqe, ParseError> {
     })
 }
 
-/// The data from segment `at` to the end of the work request: buffers, or inline bytes alone.
+/// Returns the data from segment `at` to the end of the work request: buffers, or inline bytes alone.
 fn data(whole: &[u8], at: usize) -> Result<Data<Vec<Sge>, Vec<u8>>, ParseError> {
     let rest = whole.get(at * SEGMENT..).ok_or(ParseError::Data)?;
     if let Ok((header, bytes)) = InlineHeader::read_from_prefix(rest)

@@ -154,7 +154,7 @@ impl Umr {
         Self::unbind(WindowType::Type2, rkey, 0)
     }
 
-    /// `ds` of the UMR.
+    /// Returns `ds` of the UMR.
     #[inline(always)]
     pub(super) fn segments(&self) -> usize {
         if self.klm.is_some() { Self::BIND_SEGMENTS } else { Self::FREE_SEGMENTS }

@@ -1,4 +1,5 @@
-//! Parsers and the poller accept arbitrary bytes. The bytes come from a seed; `FERROGIN_ARBITRARY=N` sets the number of rounds.
+//! Parsers and the poller accept arbitrary bytes. The bytes come from a seed; `FERROGIN_ARBITRARY=N` sets the number of
+//! rounds.
 
 use ferrogin_test_support::Random;
 use ferrogin_test_support::mlx5_memory::Memory;
@@ -87,7 +88,8 @@ fn arbitrary_bytes_parse_or_fail() {
     assert!(good > rounds() / 20, "only {good} work requests parsed");
 }
 
-/// A card writes arbitrary bytes at arbitrary times: every poll ends and returns at most the requested number of completions.
+/// A card writes arbitrary bytes at arbitrary times: every poll ends and returns at most the requested number of
+/// completions.
 #[test]
 fn polls_of_arbitrary_bytes_end() {
     let mut random = Random::new(2);

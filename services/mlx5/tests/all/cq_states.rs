@@ -157,8 +157,8 @@ fn block_in_plain_queue_is_corrupt() {
     }
 }
 
-/// rdma-core's layout: the title has the number of completions. A ring in copyrpc's report on a ConnectX-7, with 32 requests instead of 8,
-/// has the same bytes: a title in slot 0, an array in slot 1, and nothing in slot 2.
+/// rdma-core's layout: the title has the number of completions. A ring in copyrpc's report on a ConnectX-7, with 32
+/// requests instead of 8, has the same bytes: a title in slot 0, an array in slot 1, and nothing in slot 2.
 #[test]
 fn basic_block_has_its_own_title() {
     for opcode in [CqeOpcode::Req, CqeOpcode::RespSend] {

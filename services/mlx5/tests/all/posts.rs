@@ -1,5 +1,5 @@
-//! Send queues of all sizes against a model: posts, refusals, dropped batches and completions over many laps. The operations come from a
-//! seed; `FERROGIN_POSTS=N` sets the minimum number of batches for each size.
+//! Send queues of all sizes against a model: posts, refusals, dropped batches and completions over many laps. The
+//! operations come from a seed; `FERROGIN_POSTS=N` sets the minimum number of batches for each size.
 
 use ferrogin_test_support::Random;
 use ferrogin_test_support::mlx5_memory::{Memory, POISON};
@@ -82,7 +82,7 @@ fn bench(log: u32, transport: Transport, seed: u64) -> Bench {
     Bench { transport, blocks: 1 << log, max_posts, ring, record, _register: register, queue, model, random, token: 0 }
 }
 
-/// A random work request, valid or not.
+/// Returns a random work request, valid or not.
 fn request<'a>(random: &mut Random, sges: &'a [Sge], pieces: &'a [&'a [u8]], transport: Transport) -> WorkRequest<'a> {
     let remote = Remote { addr: 0x1000, rkey: 0x77 };
     let into = AtomicResult { addr: 0x2000, lkey: 0x88 };
@@ -115,7 +115,7 @@ fn request<'a>(random: &mut Random, sges: &'a [Sge], pieces: &'a [&'a [u8]], tra
     }
 }
 
-/// The error for a work request that no queue accepts.
+/// Returns the error for a work request that no queue accepts.
 fn expected_error(post: &WorkRequest<'_>, transport: Transport) -> Option<BuildError> {
     let own = match post {
         Op::Nop => true,
@@ -146,7 +146,7 @@ fn expected_error(post: &WorkRequest<'_>, transport: Transport) -> Option<BuildE
     }
 }
 
-/// The blocks around the next work request; in a small ring, all blocks.
+/// Returns the blocks around the next work request; in a small ring, all blocks.
 fn near(ring: &Memory, producer: u32) -> Vec<u8> {
     let from = (producer.wrapping_sub(4) as usize * BLOCK) % ring.size();
     ring.read_wrapped(from, ring.size().min(20 * BLOCK))

@@ -5,7 +5,7 @@ use mlx5::device::{CqAttr, Device, DeviceError};
 use mlx5::verbs::{FirmwareCompression, Hardware, Settings, devices};
 use std::path::{Path, PathBuf};
 
-/// The devices; `None` if rdma-core is not installed.
+/// Returns the devices; `None` if rdma-core is not installed.
 fn found() -> Option<Vec<mlx5::verbs::DeviceEntry>> {
     match devices() {
         Ok(found) => Some(found),
@@ -49,7 +49,8 @@ fn device_opens_and_creates_queues() {
     assert!(cq.parts.slots.len() >= 64);
 }
 
-/// Makes a directory with rdma-core's libraries and one card, whose compressed queues hold what a card wrote; `None` without the headers.
+/// Makes a directory with rdma-core's libraries and one card, whose compressed queues hold what a card wrote; `None`
+/// without the headers.
 fn stub(test: &str) -> Option<PathBuf> {
     if !Path::new("/usr/include/infiniband/mlx5dv.h").is_file() {
         ferrogin_test_support::skip(test, "the headers of rdma-core are not installed (Debian: libibverbs-dev)");

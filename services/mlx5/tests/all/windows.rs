@@ -54,7 +54,7 @@ impl Bench {
         bind.commit()
     }
 
-    /// The work request at a block of the ring, parsed as a card would.
+    /// Returns the work request at a block of the ring, parsed as a card would.
     fn request(&self, block: usize) -> Parsed {
         let ring = self.fake.rings.lock().expect("not poisoned")[0];
         parse(&ring.read_wrapped(block * 64, 192), Transport::Rc).expect("a request").op

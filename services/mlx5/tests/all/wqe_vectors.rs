@@ -164,7 +164,7 @@ impl Asked {
         Remote { addr: u64_of(&self.post, "remote_addr"), rkey: u32_of(&self.post, "rkey") }
     }
 
-    /// The buffer for the old value of an atomic: always 8 bytes, whatever length the vectors give.
+    /// Returns the buffer for the old value of an atomic: always 8 bytes, whatever length the vectors give.
     fn word(&self) -> AtomicResult {
         match self.sges[..] {
             [Sge { addr, length, lkey }] if length != 0 => AtomicResult { addr, lkey },
@@ -302,7 +302,7 @@ fn fence(bits: u8) -> Fence {
     }
 }
 
-/// rdma-core's errno for a post that this crate refuses.
+/// Returns rdma-core's errno for a post that this crate refuses.
 fn errno(refused: &Refused) -> &'static str {
     match refused {
         Refused::Bind(BindError::TooLong { .. }) => "EOPNOTSUPP",
@@ -368,7 +368,8 @@ impl<'v> Bench<'v> {
             (Some(_), "wr_api") => drop(batch),
             _ => batch.ring(),
         }
-        // The expected bytes of a work request that wasn't posted, or of a doorbell that wasn't rung, would stay unchecked.
+        // The expected bytes of a work request that wasn't posted, or of a doorbell that wasn't rung, would stay
+        // unchecked.
         let unrung = OUTCOME.iter().filter(|field| field.starts_with("doorbell") || field.starts_with("next"));
         for post in &posts[..posts.len() - 1] {
             assert!(post["errno"].is_string() || unrung.clone().all(|field| post[*field].is_null()), "{post}");

@@ -40,7 +40,7 @@ impl Fake {
         self.next.fetch_add(1, Ordering::Relaxed)
     }
 
-    /// Memory that is never freed, because queues point into it.
+    /// Returns memory that is never freed, because queues point into it.
     fn memory(&self, bytes: usize) -> &'static Memory {
         Box::leak(Box::new(Memory::new(bytes)))
     }
