@@ -139,6 +139,7 @@ right "LL, FP8, rank-major, split phases, weak memory" ll 2 "-DRECIPE=DS_FP8E3M4
 right "HT, 2 ranks, card signals, 20 rounds" ht 2 "" "SOFTEFA_FAULTS=$faults,seed=3 FERROGIN_SIGNALS=card" rounds=20
 right "HT, 8 ranks, two per node, weak memory" ht 8 "" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=4 $weak"
 right "DeepEP, 4 ranks, two per node, weak memory" deepep 4 "-DTOPK=6" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=14 $weak"
+right "DeepEP, hybrid, 4 ranks, two per node, weak memory" deepep 4 "-DNODES=2 -DTOPK=4" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=22 $weak"
 right "DeepEP, a row per expert, 20 rounds, weak memory" deepep 2 "-DTOPK=6 -DEXPAND=1" "SOFTEFA_FAULTS=$faults,seed=15 $weak" rounds=20
 EDITS="--with deepep-read-signal" right "DeepEP, card signals and readSignal, 20 rounds" deepep 2 "" \
     "SOFTEFA_FAULTS=$faults,seed=19 FERROGIN_SIGNALS=card" rounds=20
@@ -160,7 +161,13 @@ if [ -n "${FERROGIN_SOAK:-}" ]; then
             done
         done
     done
+    for modes in "-DREDUCE=0" "-DEXPAND=1" "-DEXPAND=1 -DREDUCE=0"; do
+        right "DeepEP, hybrid, 8 ranks, two per node, $modes" deepep 8 "-DNODES=4 -DEXPERTS=16 -DTOPK=6 $modes" \
+            "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=23 $weak" rounds=4
+    done
     for routing in even one none idle; do
+        right "DeepEP, hybrid, 4 ranks, 20 rounds, routing $routing" deepep 4 "-DNODES=2 -DTOPK=6" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=24" \
+            routing=$routing rounds=20
         right "DeepEP, 2 ranks, 20 rounds, routing $routing" deepep 2 "-DTOPK=6" "SOFTEFA_FAULTS=$faults,seed=18" routing=$routing rounds=20
     done
     right "DeepEP, hidden 7168" deepep 2 "-DHIDDEN=7168 -DTOPK=8" "$weak" rounds=1
@@ -208,6 +215,7 @@ noticed "HT without combine's wait for sums" 8 ht "--defect ht-chunk-wait" ""
 noticed "LL with card signals" 8 ll "" "FERROGIN_SIGNALS=card SOFTEFA_FAULTS=delay_us=0..2000" tokens=64 rounds=3
 noticed "LL with weak order" 8 ll "" "SOFTEFA_FAULTS=reorder=1024,delay_us=0..400000" strong=0 experts=2 rounds=3
 noticed "DeepEP with card signals" 1 deepep "" FERROGIN_SIGNALS=card
+noticed "DeepEP, hybrid, with weak order" 8 deepep "" "SOFTEFA_FAULTS=reorder=1024,delay_us=1000..50000" strong=0 rounds=3 -- -DNODES=2
 noticed "HT with weak order" 8 ht "" "SOFTEFA_FAULTS=reorder=1024,delay_us=1000..50000" strong=0 rounds=3
 noticed "HT with NCCL's own backend, which has no strong signals" 8 ht "" \
     "FERROGIN_SIGNALS=card SOFTEFA_FAULTS=reorder=1024,delay_us=1000..50000" rounds=3 -- -DNCCL_OWN_BACKEND
