@@ -6,7 +6,7 @@ use ferrogin_ffi::block::EmulatedSpec;
 use ferrogin_ffi::ext::{EmulatedPeer, POLICY_COMBINING, POLICY_LOCKED};
 use ferrogin_ptx::CHECKED_IN;
 use plain_context::{EndpointSpec, Spec, TestContext, WindowSpec};
-use soft_gpu_ptx::{Cost, Launch, Loaded, Module, Process, Program, cost};
+use soft_gpu_ptx::{Cost, Launch, Loaded, Module, Places, Process, Program, Time, cost};
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -66,9 +66,25 @@ enum Operation {
     Flush,
     /// A wait for a signal that has arrived
     WaitSignal,
+    /// The same with an emulated signal whose word is in host memory, as it is without GDRCopy
+    WaitMemorySignal,
+    /// A put that checks whether its queue has room, as at least each 16th does
+    PutCheck,
+    /// One more round of a put that waits for room
+    PutRound,
+    /// One more round of a flush that waits
+    FlushRound,
+    /// One more round of a wait for a signal
+    WaitSignalRound,
+    /// The same with an emulated signal
+    WaitMemorySignalRound,
 }
 
 const ENTRIES: u32 = 4096;
+/// The most posts that no other post checks the room for.
+const UNCHECKED: u32 = 16;
+/// `FGIN_TIMEOUT`
+const TIMEOUT: u64 = 4;
 const NRANKS: u32 = 2;
 /// Words in the wrapper's memory before the results.
 const ARGUMENTS: usize = 16;
@@ -82,9 +98,13 @@ impl Operation {
     /// Returns the function's name, and its arguments' widths.
     fn function(self) -> (&'static str, &'static [u32]) {
         match self {
-            Self::Put | Self::PutAggregate | Self::PutSignal | Self::PutSignalCta | Self::PutSignalThread => {
-                ("fgin_put", &[64, 32, 64, 64, 64, 64, 64, 64, 32])
-            }
+            Self::Put
+            | Self::PutAggregate
+            | Self::PutSignal
+            | Self::PutSignalCta
+            | Self::PutSignalThread
+            | Self::PutCheck
+            | Self::PutRound => ("fgin_put", &[64, 32, 64, 64, 64, 64, 64, 64, 32]),
             Self::PutValue | Self::PutValueSignal | Self::PutValueSignalCta | Self::PutValueSignalThread => {
                 ("fgin_put_value", &[64, 32, 64, 64, 64, 32, 64, 32])
             }
@@ -102,8 +122,10 @@ impl Operation {
                 ("fgin_fast_put_value", &[64, 32, 64, 64, 64, 32, 32, 32, 32])
             }
             Self::KernelSignal | Self::KernelMemorySignal => ("fgin_fast_signal", &[64, 32, 32, 32, 32]),
-            Self::FlushIdle | Self::Flush => ("fgin_flush", &[64]),
-            Self::WaitSignal => ("fgin_wait_signal", &[64, 32, 64]),
+            Self::FlushIdle | Self::Flush | Self::FlushRound => ("fgin_flush", &[64]),
+            Self::WaitSignal | Self::WaitMemorySignal | Self::WaitSignalRound | Self::WaitMemorySignalRound => {
+                ("fgin_wait_signal", &[64, 32, 64])
+            }
         }
     }
 
@@ -114,7 +136,7 @@ impl Operation {
         let put_value = |flags| vec![context, 1, window, 0, 7, 8, SIGNAL, flags];
         let signal = |flags| vec![context, 1, SIGNAL, flags];
         match self {
-            Self::Put => put(0, 0),
+            Self::Put | Self::PutCheck | Self::PutRound => put(0, 0),
             Self::PutAggregate => put(0, AGGREGATE),
             Self::PutSignal => put(SIGNAL, 0),
             Self::PutValue => vec![context, 1, window, 0, 7, 8, 0, 0],
@@ -138,8 +160,9 @@ impl Operation {
                 vec![context, 1, window, 0, 7, 8, 1, 0, together]
             }
             Self::KernelSignal | Self::KernelMemorySignal => vec![context, 1, 1, 0, together],
-            Self::FlushIdle | Self::Flush => vec![context],
-            Self::WaitSignal => vec![context, 0, 0],
+            Self::FlushIdle | Self::Flush | Self::FlushRound => vec![context],
+            Self::WaitSignal | Self::WaitMemorySignal => vec![context, 0, 0],
+            Self::WaitSignalRound | Self::WaitMemorySignalRound => vec![context, 0, 1],
         }
     }
 
@@ -171,17 +194,41 @@ impl Operation {
 
     /// Returns whether only one thread may make the call at a time.
     fn is_of_one_thread(self) -> bool {
-        matches!(self, Self::PutSignalThread | Self::PutValueSignalThread | Self::SignalThread)
+        self.is_round()
+            || matches!(self, Self::PutCheck | Self::PutSignalThread | Self::PutValueSignalThread | Self::SignalThread)
+    }
+
+    /// Returns whether it's a round of a wait that goes on.
+    fn is_round(self) -> bool {
+        matches!(self, Self::PutRound | Self::FlushRound | Self::WaitSignalRound | Self::WaitMemorySignalRound)
     }
 
     /// Returns whether the context's signals are emulated.
     fn is_emulated(self) -> bool {
-        matches!(self, Self::KernelPutMemorySignal | Self::KernelPutValueMemorySignal | Self::KernelMemorySignal)
+        matches!(
+            self,
+            Self::KernelPutMemorySignal
+                | Self::KernelPutValueMemorySignal
+                | Self::KernelMemorySignal
+                | Self::WaitMemorySignal
+                | Self::WaitMemorySignalRound
+        )
     }
 
-    /// Returns the preceding call, which is not counted: it absorbs the cost of a first call.
-    fn before(self) -> Self {
-        if self == Self::Flush { Self::Put } else { self }
+    /// Returns the preceding calls, which are not counted: one absorbs the cost of a first call.
+    fn before(self) -> (Self, u32) {
+        match self {
+            Self::Flush | Self::FlushRound => (Self::Put, 1),
+            Self::PutCheck | Self::PutRound => (Self::Put, UNCHECKED),
+            Self::WaitSignalRound => (Self::WaitSignal, 1),
+            Self::WaitMemorySignalRound => (Self::WaitMemorySignal, 1),
+            other => (other, 1),
+        }
+    }
+
+    /// Returns the slots of its queues. A put waits for room once they're full.
+    fn entries(self) -> u32 {
+        if self == Self::PutRound { UNCHECKED } else { ENTRIES }
     }
 }
 
@@ -241,12 +288,13 @@ fn wrappers() -> String {
     text
 }
 
-fn context(policy: u32, is_emulated: bool) -> TestContext {
+fn context(policy: u32, entries: u32, is_emulated: bool) -> TestContext {
     // Data, values in wide requests, and the signal, whose values go through slots.
     let slots = plain_context::leak([0u64; ENTRIES as usize]) as u64;
     let n_signals = u32::from(!is_emulated);
     let endpoints = &[(false, 0), (true, 0), (false, slots)][..2 + n_signals as usize];
-    let endpoint = |&(wide, value_base)| EndpointSpec { entries: ENTRIES, wide, max_batch: 32, value_base, start: 0 };
+    let endpoint =
+        |&(wide, value_base)| EndpointSpec { entries, wide, max_batch: entries.min(32), value_base, start: 0 };
     let peers = |base: u64| (0..NRANKS).map(|rank| (base + u64::from(rank) * 0x100_0000, 0x66 + rank)).collect();
     let spec = Spec {
         policy,
@@ -269,16 +317,63 @@ fn context(policy: u32, is_emulated: bool) -> TestContext {
     plain_context::make_with(&spec, &plain_context::Extras { emulated, ..plain_context::NO_EXTRAS })
 }
 
-/// Runs the operation on its own context. Returns each thread's cost.
-fn measure(loaded: &Loaded, operation: Operation, policy: u32, threads: u32, seed: u64) -> Result<Vec<Cost>, String> {
-    let context = context(policy, operation.is_emulated());
+/// How an operation is run.
+#[derive(Clone, Copy)]
+struct How {
+    policy: u32,
+    threads: u32,
+    seed: u64,
+}
+
+/// Returns what one round of a wait costs. The rounds end by a time limit in instructions: the cost of one more is the difference to the next
+/// larger one.
+fn measure_round(loaded: &Loaded, operation: Operation, how: How) -> Result<Vec<Cost>, String> {
+    // In the first rounds, the wait begins.
+    let limits = (500..).step_by(8).map(|limit| measure(loaded, operation, how, limit));
+    let mut known: Option<Cost> = None;
+    for costs in limits.take(200) {
+        let [now] = costs?[..] else { return Err("a round is measured with one thread".to_owned()) };
+        match known {
+            Some(before) if before != now => return Ok(vec![difference(now, before)]),
+            _ => known = Some(now),
+        }
+    }
+    Err("the wait's rounds don't end".to_owned())
+}
+
+fn difference(more: Cost, less: Cost) -> Cost {
+    Cost {
+        instructions: more.instructions - less.instructions,
+        loads: more.loads - less.loads,
+        stores: more.stores - less.stores,
+        atomics: more.atomics - less.atomics,
+        host_reads: more.host_reads - less.host_reads,
+        fences: [0, 1, 2].map(|scope| more.fences[scope] - less.fences[scope]),
+        doorbells: more.doorbells - less.doorbells,
+        reservation: None,
+        doorbell: None,
+        end: more.end - less.end,
+    }
+}
+
+/// Runs the operation on its own context, whose waits end after `limit` instructions. Returns each thread's cost.
+fn measure(loaded: &Loaded, operation: Operation, how: How, limit: u64) -> Result<Vec<Cost>, String> {
+    let How { policy, threads, seed } = how;
+    let context = context(policy, operation.entries(), operation.is_emulated());
+    context.context.set_timeout_ns(limit);
     let peers = (0..NRANKS).map(|rank| (0x2000_0000 + u64::from(rank) * 0x100_0000, 0x66 + rank)).collect();
     let window = plain_context::window(&WindowSpec { lkey: 0x55, addr: 0x1000_0000, peers }, 0).0 as u64;
+    // A window's tables are in the kernels' memory too.
+    let mut gpu = context.of_kernels.clone();
+    gpu.push(window..window + 16 + 16 * (1 + u64::from(NRANKS)));
     let doorbells: Vec<u64> = context.rings.iter().map(|ring| ring.doorbell.as_ptr() as u64).collect();
     let mut costs = Vec::new();
-    for operation in [operation.before(), operation] {
-        // The card has completed all requests.
-        for ring in &context.rings {
+    let (before, times) = operation.before();
+    for at in 0..=times {
+        let (is_last, measured) = (at == times, operation);
+        let operation = if is_last { operation } else { before };
+        // The card has completed all requests, unless the operation waits for it.
+        for ring in context.rings.iter().filter(|_| !measured.is_round()) {
             ring.completed.store(u64::from(ring.cursors()[0] & 0x7fff_ffff), Ordering::SeqCst);
         }
         let mut words = operation.arguments(context.context.as_ptr() as u64, window, threads);
@@ -288,14 +383,17 @@ fn measure(loaded: &Loaded, operation: Operation, policy: u32, threads: u32, see
         let kernel = loaded.program().kernel(&format!("call_{name}")).ok_or_else(|| format!("no wrapper of {name}"))?;
         let mut launch = Launch::new([1, 1, 1], [threads, 1, 1], (words as u64).to_le_bytes().to_vec());
         launch.seed = seed;
+        launch.time = Time::Instructions;
         launch.watchdog = Some(Duration::from_secs(60));
         // SAFETY: the context and the words are leaked, and only atomics in them are referenced while the kernel runs.
         let memory = unsafe { Process::new() };
         let stop = AtomicBool::new(false);
-        costs = cost(loaded, kernel, &launch, &memory, &stop, &doorbells).map_err(|trap| trap.to_string())?;
+        let places = Places { doorbells: &doorbells, gpu: &gpu };
+        costs = cost(loaded, kernel, &launch, &memory, &stop, places).map_err(|trap| trap.to_string())?;
         // SAFETY: the words are leaked, and no kernel is running now.
         let results = unsafe { std::slice::from_raw_parts(words.wrapping_add(ARGUMENTS), threads as usize) };
-        if let Some(bad) = results.iter().find(|result| **result != 0) {
+        let wanted = if is_last && measured.is_round() { TIMEOUT } else { 0 };
+        if let Some(bad) = results.iter().find(|result| **result != wanted) {
             return Err(format!("{name} returned {bad}"));
         }
     }
@@ -303,9 +401,9 @@ fn measure(loaded: &Loaded, operation: Operation, policy: u32, threads: u32, see
 }
 
 /// Returns a line of the table: the operation, then the cells.
-fn line(name: &str, cells: [&str; 7]) -> String {
-    let [trips, instr, loads, stores, atomics, bells, fences] = cells;
-    format!("{name:<30}{trips:>9}{instr:>6}{loads:>6}{stores:>7}{atomics:>7}{bells:>6}{fences:>9}\n")
+fn line(name: &str, cells: [&str; 8]) -> String {
+    let [trips, instr, loads, stores, atomics, host, bells, fences] = cells;
+    format!("{name:<30}{trips:>8}{instr:>6}{loads:>6}{stores:>6}{atomics:>5}{host:>5}{bells:>5}{fences:>9}\n")
 }
 
 /// Formats a row: the longest chains of any thread, and the means of the counts.
@@ -316,6 +414,7 @@ fn row(name: &str, costs: &[Cost]) -> String {
         |cost: &Cost| cost.loads,
         |cost: &Cost| cost.stores,
         |cost: &Cost| cost.atomics,
+        |cost: &Cost| cost.host_reads,
         |cost: &Cost| cost.doorbells,
         |cost: &Cost| cost.fences[0],
         |cost: &Cost| cost.fences[1],
@@ -332,9 +431,9 @@ fn row(name: &str, costs: &[Cost]) -> String {
             mean => format!("{mean:.2}"),
         }
     };
-    let [instr, loads, stores, atomics, bells, fences @ ..] = counts.map(mean);
+    let [instr, loads, stores, atomics, host, bells, fences @ ..] = counts.map(mean);
     let (trips, fences) = (chains.map(longest).join("/"), fences.join("/"));
-    line(name, [&trips, &instr, &loads, &stores, &atomics, &bells, &fences])
+    line(name, [&trips, &instr, &loads, &stores, &atomics, &host, &bells, &fences])
 }
 
 fn table(root: &Path, args: &CostArgs) -> Result<String, String> {
@@ -346,7 +445,7 @@ fn table(root: &Path, args: &CostArgs) -> Result<String, String> {
     let loaded = Arc::new(Program::link(modules).map_err(|error| error.to_string())?).load(&[]);
     let all = <Operation as clap::ValueEnum>::value_variants();
     let operations = if args.operations.is_empty() { all } else { &args.operations };
-    let mut table = line("", ["trips", "instr", "loads", "stores", "atomic", "bells", "fences"]);
+    let mut table = line("", ["trips", "instr", "loads", "store", "atom", "host", "bell", "fences"]);
     for (policy, policy_name) in [(POLICY_COMBINING, "combining"), (POLICY_LOCKED, "locked")] {
         for &threads in &args.threads {
             let group = format!("{policy_name}, {threads} thread{}", if threads == 1 { "" } else { "s" });
@@ -354,8 +453,13 @@ fn table(root: &Path, args: &CostArgs) -> Result<String, String> {
             for operation in operations.iter().filter(|operation| threads == 1 || !operation.is_of_one_thread()) {
                 let value = clap::ValueEnum::to_possible_value(operation);
                 let name = value.as_ref().map_or("", |value| value.get_name());
-                let costs = measure(&loaded, *operation, policy, threads, args.seed)
-                    .map_err(|problem| format!("{group}, {name}: {problem}"))?;
+                let how = How { policy, threads, seed: args.seed };
+                let costs = if operation.is_round() {
+                    measure_round(&loaded, *operation, how)
+                } else {
+                    measure(&loaded, *operation, how, 0)
+                };
+                let costs = costs.map_err(|problem| format!("{group}, {name}: {problem}"))?;
                 table += &row(name, &costs);
             }
         }

@@ -1,5 +1,6 @@
 //! What all threads of a launch share, and why one of them can't continue.
 
+use crate::cost::Places;
 use crate::error::TrapKind;
 use crate::launch::{Statistics, Time};
 use crate::memory::{Refusal, View};
@@ -35,8 +36,8 @@ pub struct Core<'a> {
     pub copies: Vec<BulkCopy>,
     /// The posts, if the launch checks them.
     pub posts: Option<Posts>,
-    /// The doorbells' addresses, if the launch measures the cost of calls.
-    pub doorbells: Option<&'a [u64]>,
+    /// What the memory is, if the launch measures the cost of calls.
+    pub places: Option<Places<'a>>,
     /// Which instructions of each function have been executed, if the caller asks for them.
     pub executed: Option<Vec<Vec<bool>>>,
     /// Learns what the threads do, if the caller asks for that; and the number of each function's first site.

@@ -17,6 +17,8 @@ pub struct Cost {
     pub stores: u64,
     /// Atomics on global memory.
     pub atomics: u64,
+    /// Those loads and atomics that are not in the GPU's memory, so that they cross PCIe.
+    pub host_reads: u64,
     /// Fences at block, GPU and system scope.
     pub fences: [u64; 3],
     /// Stores to doorbells.
@@ -27,6 +29,21 @@ pub struct Cost {
     pub doorbell: Option<u32>,
     /// Round trips before the function returns.
     pub end: u32,
+}
+
+/// What a launch's memory is.
+#[derive(Clone, Copy, Debug)]
+pub struct Places<'a> {
+    /// Addresses of doorbells.
+    pub doorbells: &'a [u64],
+    /// The GPU's memory. Everything else is the host's.
+    pub gpu: &'a [Range<u64>],
+}
+
+impl Places<'_> {
+    fn is_host(&self, address: u64) -> bool {
+        !self.gpu.iter().any(|range| range.contains(&address))
+    }
 }
 
 /// One thread's depths.
@@ -116,7 +133,7 @@ impl Depths {
 
     /// Accounts for an instruction before it is executed. The frame's slots start at `base`; `place` is the space and address of its
     /// access; `runs` is false if the guard disables it.
-    pub fn account(&mut self, i: &Instruction, runs: bool, base: usize, place: Place, doorbells: &[u64]) {
+    pub fn account(&mut self, i: &Instruction, runs: bool, base: usize, place: Place, places: Places<'_>) {
         if !self.active {
             return;
         }
@@ -146,6 +163,7 @@ impl Depths {
                     Space::Shared => start.max(depth(i.a)),
                     _ => {
                         self.cost.loads += 1;
+                        self.cost.host_reads += u64::from(places.is_host(address));
                         start.max(depth(i.a)) + 1
                     }
                 };
@@ -164,7 +182,7 @@ impl Depths {
                     Space::Local => set(&mut self.local, bytes(count), value),
                     Space::Param => set(&mut self.params, bytes(count), value),
                     Space::Shared => {}
-                    _ => self.stored(start.max(value), order, scope, doorbells.contains(&address)),
+                    _ => self.stored(start.max(value), order, scope, places.doorbells.contains(&address)),
                 }
                 return;
             }
@@ -177,6 +195,7 @@ impl Depths {
                         start = self.release(start, scope);
                     }
                     self.cost.atomics += 1;
+                    self.cost.host_reads += u64::from(places.is_host(address));
                     self.cost.reservation.get_or_insert(start);
                     self.returned(start + 1, order);
                     start + 1

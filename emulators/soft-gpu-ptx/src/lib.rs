@@ -28,7 +28,7 @@ mod token;
 mod warp;
 mod weak;
 
-pub use cost::Cost;
+pub use cost::{Cost, Places};
 pub use error::{Error, Kind, Trap, TrapKind};
 pub use launch::{Launch, Statistics, Time};
 pub use memory::{Memory, Process, Range};

@@ -45,7 +45,7 @@ pub enum Does {
 /// An access to shared or global memory, of at most 16 aligned bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Access {
-    /// The instruction ([`Program::places`]).
+    /// The instruction ([`Program::origins`](crate::Program::origins)).
     pub site: u32,
     /// The address is an offset in the block's shared memory.
     pub shared: bool,
@@ -125,7 +125,7 @@ pub trait Observer {
     fn bulk_wait(&mut self, who: Who, group: u32, read: bool);
     /// A thread executes `fence.proxy.async` for shared memory.
     fn proxy_fence(&mut self, who: Who);
-    /// A thread calls a function of the program ([`Program::functions`]), with these arguments.
+    /// A thread calls a function of the program (`Program::functions`), with these arguments.
     fn call(&mut self, who: Who, site: u32, function: u32, arguments: &[u64]);
     /// A thread returns from a function.
     fn leave(&mut self, who: Who, function: u32);

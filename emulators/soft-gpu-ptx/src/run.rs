@@ -1,6 +1,6 @@
 //! Runs kernels: checks the launch, and returns what the caller asks for.
 
-use crate::cost::Cost;
+use crate::cost::{Cost, Places};
 use crate::error::{Trap, TrapKind};
 use crate::launch::{Launch, Statistics};
 use crate::memory::Memory;
@@ -52,8 +52,7 @@ pub fn executed(
     Ok(lines.collect())
 }
 
-/// Runs a kernel like [`run`], and returns the cost for each thread, in order of blocks and threads. Stores to the addresses in `doorbells`
-/// count as doorbell stores.
+/// Runs a kernel like [`run`], and returns the cost for each thread, in order of blocks and threads.
 ///
 /// # Errors
 ///
@@ -65,9 +64,9 @@ pub fn cost(
     launch: &Launch,
     memory: &dyn Memory,
     stop: &AtomicBool,
-    doorbells: &[u64],
+    places: Places<'_>,
 ) -> Result<Vec<Cost>, Trap> {
-    run_with(loaded, kernel, launch, memory, stop, Watch::Cost(doorbells)).map(|ended| ended.costs)
+    run_with(loaded, kernel, launch, memory, stop, Watch::Cost(places)).map(|ended| ended.costs)
 }
 
 /// Runs a kernel like [`run`], and tells an observer what its threads do.

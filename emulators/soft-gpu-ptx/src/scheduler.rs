@@ -3,7 +3,7 @@
 use crate::block::Block;
 use crate::code::Op;
 use crate::core::{Core, Fault};
-use crate::cost::Cost;
+use crate::cost::{Cost, Places};
 use crate::error::{Trap, TrapKind};
 use crate::launch::{Launch, PROCESSORS, Statistics, Time};
 use crate::memory::{Memory, View};
@@ -29,8 +29,8 @@ const QUIET: u64 = 1 << 16;
 /// What a run records besides its statistics.
 pub enum Watch<'a> {
     Nothing,
-    /// The cost for each thread, with these doorbells.
-    Cost(&'a [u64]),
+    /// The cost for each thread.
+    Cost(Places<'a>),
     /// The executed lines.
     Lines,
     /// What the threads do.
@@ -88,10 +88,10 @@ impl<'a> Scheduler<'a> {
         stop: &'a AtomicBool,
         watch: Watch<'a>,
     ) -> Self {
-        let (mut doorbells, mut notes, mut observer) = (None, false, None);
+        let (mut places, mut notes, mut observer) = (None, false, None);
         match watch {
             Watch::Nothing => {}
-            Watch::Cost(given) => doorbells = Some(given),
+            Watch::Cost(given) => places = Some(given),
             Watch::Lines => notes = true,
             Watch::Observer(given) => observer = Some(given),
         }
@@ -106,7 +106,7 @@ impl<'a> Scheduler<'a> {
             weak: launch.weak.then(|| Weak::new(launch.seed)),
             copies: Vec::new(),
             posts: launch.checks_posts.then(Posts::default),
-            doorbells,
+            places,
             sites: if observer.is_some() { loaded.program().first_sites() } else { Vec::new() },
             observer,
             executed: notes.then(|| functions.iter().map(|function| vec![false; function.body.code.len()]).collect()),

@@ -154,7 +154,7 @@ impl Thread {
             buffer: buffer.map(Box::new),
             late: Vec::new(),
             late_slots: 0,
-            depths: core.doorbells.map(|_| Box::default()),
+            depths: core.places.map(|_| Box::default()),
         }
     }
 

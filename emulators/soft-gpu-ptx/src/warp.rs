@@ -63,7 +63,7 @@ pub fn meet(block: &mut Block, index: usize, core: &mut Core<'_>, woken: &mut Ve
         let site = core.sites[at.0 as usize] + at.1;
         observer.warp(block.place.number(), index as u32 / 32, mask, matches!(i.op, Op::WarpBarrier), site);
     }
-    if core.doorbells.is_some() {
+    if core.places.is_some() {
         let arrivals = members.iter().filter_map(|lane| block.threads[first + lane].depths.as_ref());
         let depth = arrivals.map(|depths| depths.arrival).max().unwrap_or(0);
         members.iter().for_each(|lane| block.threads[first + lane].meet(depth, &i));

@@ -12,6 +12,7 @@ use ferrogin_ffi::device::MrPeer;
 use ferrogin_ffi::ext::Target;
 use std::ffi::c_void;
 use std::mem::offset_of;
+use std::ops::Range;
 use std::ptr;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
@@ -121,6 +122,8 @@ pub struct TestContext {
     pub counters: Vec<&'static AtomicU64>,
     /// Calls of the context's progress function.
     pub progress_calls: &'static AtomicU64,
+    /// What `createContext` puts into the kernels' memory: the block, counters and the abort flag.
+    pub of_kernels: Vec<Range<u64>>,
 }
 
 unsafe extern "C" fn count_call(calls: *mut c_void) -> bool {
@@ -245,11 +248,19 @@ pub fn make_with(spec: &Spec, extras: &Extras) -> TestContext {
         wait_ns: NO_TIMEOUT_NS,
     };
     let plan = Plan::new(&block);
+    let word = |at: u64| at..at + 8;
+    let mut of_kernels = Vec::new();
+    of_kernels.push(block.abort_flag..block.abort_flag + 4);
+    for endpoint in &block.contexts[0].endpoints {
+        let counters = [Some(endpoint.completed), Some(endpoint.errors), endpoint.signal].into_iter().flatten();
+        of_kernels.extend(counters.map(|(at, _)| word(at)));
+    }
     let base = leak_image(plan.size(), |base| plan.fill(&block, base).expect("a layout for these queues"));
     for (ring, cursors) in rings.iter_mut().zip(&plan.cursors()[0]) {
         ring.queue = base.wrapping_byte_add(cursors.queue()).cast();
     }
     // SAFETY: the handle has the header and the tables that the plugin makes; all of them are leaked.
     let context = unsafe { Context::from_handle(base.wrapping_byte_add(plan.handles_offset()), 0) }.unwrap();
-    TestContext { context, rings, signals, counters, progress_calls }
+    of_kernels.push(base as u64..base as u64 + plan.size() as u64);
+    TestContext { context, rings, signals, counters, progress_calls, of_kernels }
 }

@@ -6,6 +6,7 @@ use crate::alu::{Values, combined, compares, compute};
 use crate::bulk::Shared;
 use crate::code::{ALWAYS, Instruction, Op, Order, Special, low};
 use crate::core::{Core, Fault};
+use crate::cost::Places;
 use crate::error::TrapKind;
 use crate::launch::Time;
 use std::time::SystemTime;
@@ -33,7 +34,7 @@ impl Thread {
         if !self.late.is_empty() && core.weak.as_mut().is_some_and(|weak| weak.one_in(LATE)) {
             self.happen(core, shared, |_| true)?;
         }
-        let counts = core.doorbells.is_some() || core.executed.is_some() || core.observer.is_some();
+        let counts = core.places.is_some() || core.executed.is_some() || core.observer.is_some();
         let result = match (counts, core.weak.is_some()) {
             (false, false) => self.steps::<false, false>(core, shared, place, &mut left),
             (false, true) => self.steps::<false, true>(core, shared, place, &mut left),
@@ -45,7 +46,7 @@ impl Thread {
         result
     }
 
-    fn account(&mut self, i: &Instruction, runs: bool, doorbells: &[u64]) {
+    fn account(&mut self, i: &Instruction, runs: bool, places: Places<'_>) {
         let place = match i.op {
             Op::Load { space, .. } | Op::Store { space, .. } | Op::Atomic { space, .. } => {
                 Some(self.locate(space, self.slot(i.a).wrapping_add_signed(i64::from(i.imm))))
@@ -54,7 +55,7 @@ impl Thread {
         };
         let base = self.at.base as usize;
         if let Some(depths) = &mut self.depths {
-            depths.account(i, runs, base, place, doorbells);
+            depths.account(i, runs, base, place, places);
         }
     }
 
@@ -77,8 +78,8 @@ impl Thread {
             let i = &body.code[pc as usize];
             let base = self.at.base as usize;
             let runs = i.guard == ALWAYS || (self.slots[base + usize::from(i.guard)] != 0) != i.negate;
-            if COUNTS && let Some(doorbells) = core.doorbells {
-                self.account(i, runs, doorbells);
+            if COUNTS && let Some(places) = core.places {
+                self.account(i, runs, places);
             }
             if COUNTS && let Some(executed) = &mut core.executed {
                 executed[self.at.function as usize][pc as usize] |= runs;

@@ -1,7 +1,7 @@
 //! Costs of functions that are short enough to count by hand.
 
 use crate::arena::{Arena, launch, linked};
-use soft_gpu_ptx::{Cost, cost};
+use soft_gpu_ptx::{Cost, Places, cost};
 use std::sync::atomic::AtomicBool;
 
 /// Returns the costs of `threads` threads that call `f` with the arena's address; the doorbell is the arena's word 7.
@@ -17,7 +17,10 @@ fn costs(body: &str, threads: u32) -> Vec<Cost> {
     let loaded = program.clone().load(&[]);
     let kernel = program.kernel("k").expect("a kernel k");
     let doorbell = arena.address() + 56;
-    cost(&loaded, kernel, &launch(&arena, 1, threads, 1), &arena, &AtomicBool::new(false), &[doorbell])
+    // Words 4 to 7 are in the host's memory.
+    let gpu = arena.address()..arena.address() + 32;
+    let places = Places { doorbells: &[doorbell], gpu: std::slice::from_ref(&gpu) };
+    cost(&loaded, kernel, &launch(&arena, 1, threads, 1), &arena, &AtomicBool::new(false), places)
         .unwrap_or_else(|trap| panic!("{trap}"))
 }
 
@@ -34,6 +37,7 @@ fn chains_and_counts_are_those_by_hand() {
         loads: 3,
         stores: 2,
         atomics: 1,
+        host_reads: 0,
         fences: [0, 0, 1],
         doorbells: 1,
         reservation: Some(2),
@@ -41,6 +45,14 @@ fn chains_and_counts_are_those_by_hand() {
         end: 4,
     };
     assert_eq!(found, [wanted]);
+}
+
+#[test]
+fn reads_of_host_memory_are_counted() {
+    let reads = "ld.global.u64 %d2, [%d1+24]; ld.global.v2.u32 {%r1, %r2}, [%d1+32]; ld.relaxed.sys.global.u32 %r3, [%d1+40];\n\
+        atom.relaxed.sys.global.add.u32 %r4, [%d1+48], 1; st.global.u32 [%d1+44], %r3; st.param.b32 [r], 0;";
+    let [cost] = costs(reads, 1)[..] else { panic!("one thread") };
+    assert_eq!((cost.loads, cost.atomics, cost.host_reads), (3, 1, 3));
 }
 
 #[test]
