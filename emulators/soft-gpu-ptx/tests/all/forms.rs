@@ -460,7 +460,7 @@ fn a_wrong_indirect_call_is_a_trap_with_its_cause() {
     let cases = [
         ("mov.b64 %d2, 64; call (y), %d2, (x), p;", "0x40, which is no function's address"),
         ("mov.b64 %d2, deep; add.s64 %d2, %d2, 1; call (y), %d2, (x), p;", "no function's address"),
-        ("mov.b64 %d2, deep; add.s64 %d2, %d2, 160; call (y), %d2, (x), p;", "no function's address"),
+        ("mov.b64 %d2, deep; add.s64 %d2, %d2, 32; call (y), %d2, (x), p;", "no function's address"),
         ("ld.const.b64 %d2, [%d4+16]; call (y), %d2, (x), p;", "nothing, whose parameters or results differ"),
         ("mov.b64 %d2, deep; ld.b64 %d2, [%d2];", "neither device memory"),
     ];
