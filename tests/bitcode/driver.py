@@ -1,6 +1,8 @@
 """GPU memory, launches, and what NCCL would hand to the kernels of kernels.cu, through the CUDA driver API."""
 
 import ctypes
+import os
+import socket
 import struct
 import sys
 from pathlib import Path
@@ -33,6 +35,37 @@ def load(address, nbytes):
     return out.raw
 
 
+def allocate_flat(rank, ranks, barrier):
+    """Memory of each rank of a node: rank i's is at the address that's returned, plus i times 4 GiB."""
+    nbytes, device, posix_fd, read_write = 2 << 20, 1, 1, 3
+    size, handle, base, fd = ctypes.c_size_t(nbytes), ctypes.c_uint64(), ctypes.c_uint64(), ctypes.c_int(-1)
+    call("cuMemAddressReserve", ctypes.byref(base), ctypes.c_size_t(ranks << 32), ctypes.c_size_t(0), ctypes.c_uint64(0), ctypes.c_uint64(0))
+    call("cuMemCreate", ctypes.byref(handle), size, struct.pack("<4IQQ", 1, posix_fd, device, 0, 0, 0), ctypes.c_uint64(0))
+    call("cuMemExportToShareableHandle", ctypes.byref(fd), handle, posix_fd, ctypes.c_uint64(0))
+    # All ranks have the same parent.
+    node, name = rank - rank % ranks, f"\0ferrogin-bitcode-{os.getppid()}-"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as own:
+        own.bind(name + str(rank))
+        barrier()
+        for peer in set(range(node, node + ranks)) - {rank}:
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+                sender.connect(name + str(peer))
+                socket.send_fds(sender, [struct.pack("<I", rank)], [fd.value])
+        handles = {rank: handle}
+        while len(handles) < ranks:
+            message, (received,), _, _ = socket.recv_fds(own, 4, 1)
+            handles[struct.unpack("<I", message)[0]] = imported = ctypes.c_uint64()
+            call("cuMemImportFromShareableHandle", ctypes.byref(imported), ctypes.c_void_p(received), posix_fd)
+        barrier()
+    for peer, imported in handles.items():
+        at = ctypes.c_uint64(base.value + ((peer - node) << 32))
+        call("cuMemMap", at, size, ctypes.c_size_t(0), imported, ctypes.c_uint64(0))
+        call("cuMemSetAccess", at, size, struct.pack("<3I", device, 0, read_write), ctypes.c_size_t(1))
+    call("cuMemsetD8_v2", ctypes.c_uint64(base.value + ((rank - node) << 32)), 0, size)
+    barrier()
+    return base
+
+
 class Kernels:
     def __init__(self, ptx):
         primary, self.module = ctypes.c_void_p(), ctypes.c_void_p()
@@ -48,11 +81,10 @@ class Kernels:
         call("cuLaunchKernel", function, 1, 1, 1, threads, 1, 1, 0, None, places, None)
         call("cuCtxSynchronize")
 
-    def set_up(self, rank, ranks, signals, backend, handle, window, memory):
-        """A device communicator and a window."""
-        given, comm, view = allocate(80), allocate(1024), allocate(1024)
-        shadows, resources = allocate(8 * signals), allocate(4096)
-        numbers = (rank, ranks, signals, 1, shadows.value, backend, handle, window, memory, resources.value)
-        store(given, struct.pack("<10Q", *numbers))
+    def set_up(self, rank, ranks, signals, backend, handle, window, memory, lsa_ranks, resources, stride):
+        """A device communicator and a window; `resources` is `allocate_flat`'s."""
+        given, comm, view, shadows = allocate(104), allocate(1024), allocate(1024), allocate(8 * signals)
+        numbers = (rank, ranks, signals, 1, shadows.value, backend, handle, window, memory, rank % lsa_ranks, lsa_ranks, resources.value, stride)
+        store(given, struct.pack("<13Q", *numbers))
         self.launch("set_up", 1, comm, view, given)
         return comm, view

@@ -9,7 +9,7 @@ struct __nv_fp8_e5m2;
 
 // What driver.py passes to set_up.
 struct Setup {
-  uint64_t rank, ranks, signals, counters, shadows, backend, handle, window, memory, resources;
+  uint64_t rank, ranks, signals, counters, shadows, backend, handle, window, memory, lsa_rank, lsa_size, resources, stride;
 };
 
 // Fills in what NCCL's library would hand to a kernel: a device communicator and a window.
@@ -19,12 +19,13 @@ extern "C" __global__ void set_up(ncclDevComm* comm, ncclWindow_vidmem* window, 
   comm->rank = int(given->rank);
   comm->nRanks = int(given->ranks);
   comm->nRanks_rcp32 = nccl::utility::idivRcp32(comm->nRanks);
-  // Each rank is a node of its own.
-  comm->lsaSize = 1;
-  comm->lsaSize_rcp32 = nccl::utility::idivRcp32(1);
+  comm->lsaRank = int(given->lsa_rank);
+  comm->lsaSize = int(given->lsa_size);
+  comm->lsaSize_rcp32 = nccl::utility::idivRcp32(comm->lsaSize);
   comm->ginConnectionCount = 1;
-  comm->ginConnectionStride = comm->ginContextStride = 1;
+  comm->ginConnectionStride = 1;
   comm->ginConnectionStride_rcp32 = nccl::utility::idivRcp32(1);
+  comm->ginContextStride = int(given->stride);
   comm->ginContextCount = 1;
   comm->ginSignalCount = int(given->signals);
   comm->ginCounterCount = int(given->counters);
@@ -32,6 +33,7 @@ extern "C" __global__ void set_up(ncclDevComm* comm, ncclWindow_vidmem* window, 
   comm->ginNetDeviceTypes[0] = uint8_t(given->backend);
   comm->ginHandles[0] = reinterpret_cast<void*>(given->handle);
   comm->resourceWindow_inlined.lsaFlatBase = reinterpret_cast<char*>(given->resources);
+  comm->resourceWindow_inlined.stride4G = 1;
   comm->hybridLsaBarrier.nBarriers = 1;
   // A rank has a signal per peer for data, and then one per peer for each barrier.
   comm->worldGinBarrier.signal0 = uint32_t(given->ranks);
@@ -57,7 +59,7 @@ static __device__ ncclCoopAny group(int kind) {
   return coop;
 }
 
-// Where things are in a window: a part per rank to send, to receive into, and to get into; then a word per rank for values.
+// Where things are in a window: a part per rank to send, to receive into, and to get into; then two words per rank, for a value and a signal.
 struct Layout {
   int ranks;
   size_t bytes;
@@ -72,6 +74,9 @@ struct Layout {
   }
   __device__ size_t value(int rank) const {
     return 3 * size_t(ranks) * bytes + 8 * size_t(rank);
+  }
+  __device__ size_t signal(int rank) const {
+    return value(ranks + rank);
   }
 };
 
@@ -142,6 +147,31 @@ extern "C" __global__ void barriers(const ncclDevComm* comm, ncclWindow_t window
   }
   if (wrong) __scoped_atomic_fetch_add(results, wrong, __ATOMIC_RELAXED, __MEMORY_SCOPE_DEVICE);
 }
+
+#if NCCL_VERSION_CODE >= NCCL_VERSION(2, 32, 0)
+// Each rank puts to all others, with a strong signal in the window. results: per peer its signal.
+extern "C" __global__ void put_with_va_signal(const ncclDevComm* comm, ncclWindow_t window, uint64_t bytes, uint64_t* results) {
+  ncclCoopAny coop = group(0);
+  alignas(ncclGin_C) char space[sizeof(ncclGin_C)];
+  auto* net = reinterpret_cast<ncclGin_C*>(space);
+  ncclGin_C_init(net, ALL, *comm, 0);
+  Layout at{comm->nRanks, bytes};
+  int rank = comm->rank;
+  auto amount = [](int rank) { return uint64_t(rank + 1) << 33; };
+  for (int step = 1; step < comm->nRanks; step++) {
+    int peer = (rank + step) % comm->nRanks;
+    ncclGinPut_v3(net, ncclTeamWorld(*comm), peer, window, at.received(rank), window, at.sent(peer), bytes, NCCL_GIN_SIGNAL_TYPE_VA, window,
+                  at.signal(rank), 0, true, ncclGinSignalAdd, amount(rank), false, 0, coop, false, nullptr, cuda::thread_scope_thread,
+                  cuda::thread_scope_device, ncclGinOptFlagsDefault, ncclGinSegmentTypeDevice);
+  }
+  for (int peer = 0; peer < comm->nRanks; peer++) {
+    if (peer == rank) continue;
+    ncclGinWaitSignalVA(net, coop, window, at.signal(peer), amount(peer), 64, cuda::memory_order_acquire);
+    results[peer] = ncclGinReadSignalVA(net, window, at.signal(peer), 64, cuda::memory_order_acquire);
+  }
+  ncclGinFlush(net, coop, cuda::memory_order_acquire);
+}
+#endif
 
 // Fills in a context of NCCL's proxy: queues of 8 requests per rank from queues[0] on.
 extern "C" __global__ void set_up_proxy(ncclGinProxyGpuCtx_t* proxy, ncclGinProxyGfd_t* queues, uint32_t* indices, int ranks) {

@@ -20,7 +20,7 @@ def fields(request):
 kernels, backend = Kernels(sys.argv[1]), int(sys.argv[2])
 proxy, queues, indices = allocate(256), allocate(RANKS * REQUESTS * REQUEST), allocate(4 * 4 * RANKS)
 kernels.launch("set_up_proxy", 1, proxy, queues, indices, ctypes.c_int(RANKS))
-comm, window = kernels.set_up(0, RANKS, 8, backend, proxy.value, 0x123456789A, 0)
+comm, window = kernels.set_up(0, RANKS, 8, backend, proxy.value, 0x123456789A, 0, 1, proxy, 1)
 kernels.launch("post_each", 1, comm, window)
 (posted,) = struct.unpack_from("<I", load(indices, 8), 4)
 requests = load(ctypes.c_uint64(queues.value + REQUESTS * REQUEST), posted * REQUEST)

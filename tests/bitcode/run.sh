@@ -78,9 +78,12 @@ same_requests() {
         diff "$work/theirs.txt" "$work/ours.txt"
 }
 
-refuses_backend() {
-    requests "$work/ours-$release.ptx" "$1" 2>&1 | tee "$work/refusal"
-    grep -q 'libnccl_device.bc by ferrogin has no GDAKI and no GPI backend' "$work/refusal"
+# refuses TEXT COMMAND...: the command fails, and says the text.
+refuses() {
+    local status=0
+    "${@:2}" >"$work/refusal" 2>&1 || status=$?
+    cat "$work/refusal"
+    [ $status -ne 0 ] && grep -qF "$1" "$work/refusal"
 }
 
 # with_nccl: the kernels with both files, NCCL's and the one made of it.
@@ -107,12 +110,18 @@ with_nccl() {
         check "NCCL's bitcode, $number ranks" ranks $number "$here/gin_ranks.py" "$work/theirs.ptx"
         check "the drop-in, $number ranks, card signals" ranks $number "$here/gin_ranks.py" "$work/ours-$release.ptx"
         FERROGIN_SIGNALS=emulated SOFTGPU_MEMORY=weak \
-            check "the drop-in, $number ranks, emulated signals, weak memory" ranks $number "$here/gin_ranks.py" "$work/ours-$release.ptx"
+            check "the drop-in, $number ranks, emulated signals, weak memory" ranks $number "$here/gin_ranks.py" "$work/ours-$release.ptx" 1 1 va
     done
+    check "NCCL's bitcode asserts that no signal is in memory" refuses 'EFA GDA: only INDEXED signals are supported' \
+        ranks 2 "$here/gin_ranks.py" "$work/theirs.ptx" 1 1 va
+    check "NCCL's bitcode, 2 nodes with 2 ranks" ranks 4 "$here/gin_ranks.py" "$work/theirs.ptx" 2 2
+    FERROGIN_SIGNALS=emulated SOFTGPU_MEMORY=weak \
+        check "the drop-in, 2 nodes with 2 ranks, emulated signals, weak memory" ranks 4 "$here/gin_ranks.py" "$work/ours-$release.ptx" 2 2
     check "the drop-in for NCCL $older, 2 ranks" ranks 2 "$here/gin_ranks.py" "$work/ours-$older.ptx"
     check "the proxy's requests are those of NCCL's bitcode" same_requests
     for name in 3 4; do
-        check "backend $name ends the kernel with a line that names the drop-in" refuses_backend $name
+        check "backend $name ends the kernel with a line that names the drop-in" \
+            refuses 'libnccl_device.bc by ferrogin has no GDAKI and no GPI backend' requests "$work/ours-$release.ptx" $name
     done
     mkdir "$work/refusals"
     "$llvm20/bin/python" "$here/refusals.py" "$work/refusals" "$root/.cache/nccl-$older" "$root/.cache/nccl-$release" >"$log" 2>&1
