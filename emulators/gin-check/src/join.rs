@@ -414,6 +414,11 @@ impl Run {
         }
     }
 
+    /// Whether a card counts in the word, or a peer's signal is added to it in memory.
+    fn is_word(&self, process: usize, address: u64) -> bool {
+        self.words.contains_key(&(process, address)) || self.in_memory.contains_key(&(process, address))
+    }
+
     /// Returns the raises of a word that a moment looks at, and the count of raises at the last reset.
     fn raises_of(&self, moment: &Moment, address: u64, signal: u32) -> (Vec<Raise>, u64) {
         let (process, time) = (moment.process, moment.time);
@@ -423,6 +428,10 @@ impl Run {
             let raises: Vec<Raise> = raises.iter().filter(alive).copied().collect();
             let begun = raises.first().map_or(u64::MAX, |raise| raise.life.0);
             return (raises, reset.filter(|reset| reset.0 > begun).map_or(0, |reset| reset.1));
+        }
+        if signal == u32::MAX && !self.is_word(process, address) {
+            let all = self.emulated.iter().filter(|((owner, _), _)| *owner == process).flat_map(|(_, raises)| raises);
+            return (all.map(|(raise, _)| *raise).filter(|raise| alive(&raise) && raise.time <= time).collect(), 0);
         }
         let found: Vec<Raise> = if let Some(raises) = self.in_memory.get(&(process, address)) {
             raises.iter().filter(alive).copied().collect()
@@ -804,8 +813,19 @@ impl<'a> Pass<'a> {
                     gained.complete(request);
                 }
             }
+        } else if call == Call::Value as u32 && signal == u32::MAX && queues.is_some() {
+            // A post that looks at the queue's own counter.
+            return;
         } else if call != Call::Reset as u32 {
             let (raises, reset) = self.run.raises_of(moment, address, signal);
+            if signal == u32::MAX && !self.run.is_word(moment.process, address) {
+                // An emulated signal whose id isn't known: those of that amount.
+                let alike = raises.iter().filter(|raise| raise.amount == raw).map(|raise| raise.request);
+                for request in alike.collect::<Vec<_>>() {
+                    gained.join(&self.arrival(request));
+                }
+                return self.passed(at, gained);
+            }
             let waits = call == Call::Wait as u32 || !self.run.words.contains_key(&(moment.process, address));
             let count = if waits { value.wrapping_add(reset) } else { raw };
             // A raise that is posted after this moment can't have ended the wait.
@@ -826,9 +846,15 @@ impl<'a> Pass<'a> {
         if self.checks {
             self.check_baseline(at, address, signal, call);
         }
+        self.passed(at, gained);
+    }
+
+    /// Adds what a thread has gained.
+    fn passed(&mut self, at: usize, gained: Facts) {
         if !gained.is_empty() {
             self.acquired += gained.size();
-            self.waits.entry(moment.launch).or_default().push(Wait { at, gained: Rc::new(gained) });
+            let launch = self.run.moments[at].launch;
+            self.waits.entry(launch).or_default().push(Wait { at, gained: Rc::new(gained) });
         }
     }
 
@@ -839,7 +865,7 @@ impl<'a> Pass<'a> {
             if self.run.local.contains_key(&key) {
                 return self.counted(at, address, value, value, u32::MAX, Call::Flush as u32);
             }
-            if self.run.words.contains_key(&key) || self.run.in_memory.contains_key(&key) {
+            if self.run.is_word(key.0, key.1) {
                 return self.counted(at, address, value, value, u32::MAX, Call::Value as u32);
             }
             // Who polls a value that a single request of at most 8 bytes writes has that value, and what its poster knew.
@@ -852,10 +878,7 @@ impl<'a> Pass<'a> {
                 });
             let polled: Vec<usize> = polled.collect();
             polled.iter().for_each(|request| gained.join(&self.arrival(*request)));
-            if !polled.is_empty() {
-                self.acquired += gained.size();
-                self.waits.entry(moment.launch).or_default().push(Wait { at, gained: Rc::new(gained) });
-            }
+            self.passed(at, gained);
         }
         if self.checks {
             self.check_access(at, flags, address, bytes);

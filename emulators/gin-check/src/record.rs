@@ -4,7 +4,7 @@ use crate::clock::{self, Clock, Key};
 use crate::event::{Event, encode, now};
 use crate::race::Detector;
 use crate::shadow::Map;
-use soft_gpu_ptx::{Access, BulkStart, Does, MbarrierUse, Observer, Ordering, Who};
+use soft_gpu_ptx::{Access, BulkStart, Does, MbarrierUse, Observer, Ordering, Reach, Who};
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -227,11 +227,14 @@ impl<'a> Recorder<'a> {
         if access.shared || access.does != Does::Load || access.ordering.is_none() {
             return;
         }
+        let strong_read = access.value != 0 && access.ordering.is_some_and(|ordering| ordering.reach == Reach::System);
         let inlined = self.code.flushes.get(access.site as usize).copied().unwrap_or(false);
         let own = self.threads.entry(key).or_default();
         let call = match &own.call {
             Some((_, call, _)) => *call,
             None if inlined => Call::Flush,
+            // NCCL's headers read signals inline.
+            None if strong_read => Call::Value,
             None => Call::Other,
         };
         if call == Call::Other {
@@ -243,8 +246,8 @@ impl<'a> Recorder<'a> {
             Some(loaded) => loaded.1 = access.value,
             None => own.loaded.push((access.address, access.value)),
         }
-        // A flush waits for several counters, and one that is inlined has no end that shows.
-        if call == Call::Flush && changed {
+        // A flush waits for several counters, and what is inlined has no end that shows.
+        if (call == Call::Flush || own.call.is_none()) && changed {
             let place = own.place;
             self.counted(who, place, (access.address, access.value), access.value, u32::MAX, call);
         }
