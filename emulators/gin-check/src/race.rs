@@ -227,14 +227,15 @@ impl Detector {
         let change = |cell: &mut Cell, at: u64| {
             let write = cell.write;
             written |= write.key != 0;
-            if touch.does == Does::Load && cell.has_read(own_warp, lane, touch.strong > 0, touch.stamp) && !touch.copies
-            {
+            // A read like one before it, or wider.
+            let alike = touch.strong.min(1)..=touch.strong;
+            if touch.does == Does::Load && !touch.copies && cell.has_read(own_warp, lane, alike, touch.stamp) {
                 return;
             }
             if write.key != 0 && fault.is_none() {
                 let same = writes && !touch.changes && write.site == touch.site;
                 if !sees(write.key, write.stamp) {
-                    let seen = !touch.copies && cell.has_read(own_warp, lane, true, 0);
+                    let seen = !touch.copies && cell.has_read(own_warp, lane, 1..=3, 0);
                     if !fine(write.strong, write.key) && !same && !seen {
                         fault = Some((Fault::Race, write.site, write.key, true, at));
                     }

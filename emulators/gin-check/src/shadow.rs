@@ -3,6 +3,7 @@
 use crate::clock::Key;
 use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
+use std::ops::RangeInclusive;
 
 /// The last write.
 #[derive(Clone, Copy, Debug, Default)]
@@ -47,10 +48,11 @@ impl Cell {
         std::iter::once(&self.first).filter(|read| read.key != 0).chain(&self.more)
     }
 
-    /// Whether lane `lane` of a warp has read since the last write, with this strength or any, and not before `stamp`.
-    pub fn has_read(&self, warp: Key, lane: u32, strong: bool, stamp: u32) -> bool {
+    /// Whether lane `lane` of a warp has read since the last write, with one of these strengths and not before `stamp`.
+    pub fn has_read(&self, warp: Key, lane: u32, strengths: RangeInclusive<u8>, stamp: u32) -> bool {
         self.reads().any(|read| {
-            read.key == warp && read.lanes >> lane & 1 == 1 && (read.strong > 0) == strong && read.stamp >= stamp
+            let own = read.key == warp && read.lanes >> lane & 1 == 1;
+            own && strengths.contains(&read.strong) && read.stamp >= stamp
         })
     }
 

@@ -1,0 +1,211 @@
+//! Two ranks whose records are made by hand: each has one thread, a window, a queue, and a signal that the peer's requests raise.
+
+use gin_check::event::{Event, Record};
+use gin_check::join::join;
+
+const THREAD: u64 = 64;
+const RING: u64 = 0x10000;
+const DOORBELL: u64 = 0x20000;
+const COMPLETED: u64 = 0x30000;
+const SIGNAL: u64 = 0x30040;
+const WINDOW: u64 = 0x100000;
+
+struct Rank {
+    gpu: Vec<Record>,
+    card: Vec<Record>,
+    posts: u64,
+    stamp: u32,
+}
+
+/// The ranks, and the time.
+struct World {
+    ranks: [Rank; 2],
+    time: u64,
+}
+
+impl World {
+    fn new() -> Self {
+        let rank = || Rank { gpu: Vec::new(), card: Vec::new(), posts: 0, stamp: 1 };
+        let mut world = Self { ranks: [rank(), rank()], time: 0 };
+        for rank in 0..2u64 {
+            let process =
+                |library: &str| Event::Process { rank: rank as u32, pid: 10 + rank as u32, library: library.into() };
+            world.gpu(rank, process("gpu"));
+            world.card(rank, process("card"));
+            let card = rank + 1;
+            world.card(rank, Event::Card { card });
+            world
+                .card(rank, Event::Queue { card, queue: 1, ring: RING, slot_bytes: 64, slots: 64, doorbell: DOORBELL });
+            for (counter, counts, address) in [(1, 1, COMPLETED), (2, 2, SIGNAL)] {
+                world.card(rank, Event::Counter { card, counter, queue: 1, counts, inode: 0, address });
+            }
+            world.gpu(rank, Event::Launch { launch: 0, kernel: "kernel".into() });
+            world.gpu(rank, Event::Clock { launch: 0, clock: 0, entries: Vec::new() });
+        }
+        world
+    }
+
+    fn gpu(&mut self, rank: u64, event: Event) {
+        self.time += 1;
+        self.ranks[rank as usize].gpu.push(Record { time: self.time, event });
+    }
+
+    fn card(&mut self, rank: u64, event: Event) {
+        self.time += 1;
+        self.ranks[rank as usize].card.push(Record { time: self.time, event });
+    }
+
+    fn place(&mut self, rank: u64, line: u32) -> u32 {
+        let lines = format!("a.cu:{line}");
+        self.gpu(rank, Event::Place { place: line, function: "kernel".into(), lines, library: false });
+        line
+    }
+
+    /// A put of 8 bytes from offset 0x1000 to `offset` at the peer, which raises its signal; its doorbell is rung unless `aggregates`.
+    fn put(&mut self, rank: u64, line: u32, offset: u64, aggregates: bool) {
+        let place = self.place(rank, line);
+        let (index, stamp) = (self.ranks[rank as usize].posts, self.ranks[rank as usize].stamp);
+        let slot = RING + 64 * index;
+        self.gpu(rank, Event::Post { launch: 0, thread: THREAD, stamp, clock: 0, place, slot, strong: false });
+        if !aggregates {
+            let value = index + 1;
+            self.gpu(rank, Event::Doorbell { launch: 0, thread: THREAD, stamp, place, address: DOORBELL, value });
+        } else {
+            self.gpu(rank, Event::Ended { launch: 0 });
+        }
+        self.ranks[rank as usize].stamp += 1;
+        self.ranks[rank as usize].posts += 1;
+        let (card, peer) = (rank + 1, 2 - rank);
+        let (request, local, remote) = (100 * card + index, WINDOW + 0x1000, WINDOW + offset);
+        self.card(
+            rank,
+            Event::Taken {
+                card,
+                request,
+                queue: 1,
+                index,
+                slot: index,
+                operation: 1,
+                peer,
+                local,
+                remote,
+                bytes: 8,
+                inline: false,
+            },
+        );
+        self.card(1 - rank, Event::Raised { card: peer, counter: 2, value: 0, from: card, request });
+        self.card(rank, Event::Retired { card, request, failed: false });
+    }
+
+    fn counted(&mut self, rank: u64, address: u64, value: u64, call: u32) {
+        let stamp = self.ranks[rank as usize].stamp;
+        let (launch, thread, clock, place, raw, signal) = (0, THREAD, 0, 0, value, 0);
+        self.gpu(rank, Event::Counted { launch, thread, stamp, clock, place, address, value, raw, signal, call });
+        self.ranks[rank as usize].stamp += 1;
+    }
+
+    fn wait(&mut self, rank: u64, count: u64) {
+        self.counted(rank, SIGNAL, count, 1);
+    }
+
+    fn flush(&mut self, rank: u64) {
+        self.counted(rank, COMPLETED, self.ranks[rank as usize].posts, 2);
+    }
+
+    fn access(&mut self, rank: u64, line: u32, offset: u64, writes: bool) {
+        let place = self.place(rank, line);
+        let stamp = self.ranks[rank as usize].stamp;
+        let (launch, thread, clock, address) = (0, THREAD, 0, WINDOW + offset);
+        let flags = u32::from(writes);
+        self.gpu(rank, Event::Access { launch, thread, stamp, clock, place, flags, address, bytes: 8, value: 0 });
+    }
+
+    /// Returns each report's kind and lines.
+    fn reports(&self) -> Vec<(&'static str, Vec<String>)> {
+        let files: Vec<Vec<Record>> =
+            self.ranks.iter().flat_map(|rank| [rank.gpu.clone(), rank.card.clone()]).collect();
+        let lines = |report: gin_check::report::Report| {
+            let sides = std::iter::once(&report.first).chain(&report.second);
+            (report.kind.name(), sides.flat_map(|side| side.lines.clone()).collect())
+        };
+        join(&files).into_iter().map(lines).collect()
+    }
+}
+
+fn lines(lines: &[u32]) -> Vec<String> {
+    lines.iter().map(|line| format!("a.cu:{line}")).collect()
+}
+
+#[test]
+fn a_wait_for_one_of_two_has_neither() {
+    for (count, expected) in [(1, vec![("read", lines(&[1, 3]))]), (2, vec![])] {
+        let mut world = World::new();
+        world.put(0, 1, 0, false);
+        world.put(0, 2, 64, false);
+        world.wait(1, count);
+        world.access(1, 3, 0, false);
+        assert_eq!(world.reports(), expected, "for {count}");
+    }
+}
+
+#[test]
+fn a_raise_that_is_posted_after_a_wait_cannot_have_ended_it() {
+    let mut world = World::new();
+    world.put(0, 1, 0, false);
+    world.wait(1, 1);
+    world.access(1, 2, 0, false);
+    world.put(1, 3, 0, false);
+    world.wait(0, 1);
+    world.put(0, 4, 0, false);
+    world.wait(1, 2);
+    world.access(1, 5, 0, false);
+    assert_eq!(world.reports(), []);
+}
+
+#[test]
+fn a_source_is_free_after_a_flush_and_not_after_the_peers_signal() {
+    for (flushes, expected) in [(true, vec![]), (false, vec![("source", lines(&[1, 3]))])] {
+        let mut world = World::new();
+        world.put(0, 1, 0, false);
+        world.put(1, 2, 64, false);
+        world.wait(0, 1);
+        if flushes {
+            world.flush(0);
+        }
+        world.access(0, 3, 0x1000, true);
+        assert_eq!(world.reports(), expected);
+    }
+}
+
+#[test]
+fn a_put_over_bytes_that_are_still_read_or_written_is_a_write() {
+    let mut world = World::new();
+    world.access(1, 1, 0, true);
+    world.put(0, 2, 0, false);
+    world.put(0, 3, 0, false);
+    let expected = [("write", lines(&[2, 3])), ("write", lines(&[2, 1])), ("write", lines(&[3, 1]))];
+    let mut reports = world.reports();
+    reports.sort();
+    let mut expected = expected.to_vec();
+    expected.sort();
+    assert_eq!(reports, expected);
+}
+
+#[test]
+fn a_request_without_a_doorbell_at_the_end_of_its_kernel_is_unrung() {
+    let mut world = World::new();
+    world.put(0, 1, 0, false);
+    world.put(0, 2, 64, true);
+    assert_eq!(world.reports(), [("unrung", lines(&[2]))]);
+}
+
+#[test]
+fn a_value_that_is_read_before_a_wait_is_a_baseline_if_the_peer_may_have_raised_it() {
+    let mut world = World::new();
+    world.place(0, 0);
+    world.place(1, 0);
+    world.counted(1, SIGNAL, 0, 4);
+    world.put(0, 1, 0, false);
+    world.wait(1, 1);
+    assert_eq!(world.reports(), [("baseline", lines(&[1, 0]))]);
+}
