@@ -111,6 +111,8 @@ struct Known {
     key: Key,
     stamp: u32,
     clock: Rc<Clock>,
+    /// The earlier requests that its signal covers.
+    covers: Rc<Vec<usize>>,
 }
 
 impl Known {
@@ -664,7 +666,6 @@ struct Pass<'a> {
     known: Vec<Option<Known>>,
     /// The requests of each moment that is a post.
     posts: HashMap<usize, Vec<usize>>,
-    strong: HashMap<usize, Vec<usize>>,
     /// What all hosts know.
     hosts: Facts,
     starts: BTreeMap<u32, Facts>,
@@ -689,7 +690,6 @@ impl<'a> Pass<'a> {
             known: vec![None; run.requests.len()],
             arrivals: vec![None; run.requests.len()],
             posts,
-            strong: HashMap::new(),
             hosts: Facts::default(),
             starts: BTreeMap::new(),
             waits: HashMap::new(),
@@ -747,12 +747,13 @@ impl<'a> Pass<'a> {
         let moment = &self.run.moments[at];
         let base = Rc::new(self.facts(at));
         for request in requests {
-            let known = Known {
+            let mut known = Known {
                 base: base.clone(),
                 launch: moment.launch,
                 key: moment.key,
                 stamp: moment.stamp,
                 clock: moment.clock.clone(),
+                covers: Rc::default(),
             };
             if strong {
                 let of = &self.run.requests[request];
@@ -761,12 +762,12 @@ impl<'a> Pass<'a> {
                     (other.process, other.peer) == (of.process, of.peer)
                         && post.is_some_and(|post| known.covers(post.launch, post.key, post.stamp))
                 });
-                self.strong.insert(request, earlier.map(|(other, _)| other).collect());
+                known.covers = Rc::new(earlier.map(|(other, _)| other).collect());
             }
             if self.checks {
                 self.check_post(request, &known);
             }
-            self.known[request] = Some(known);
+            (self.known[request], self.arrivals[request]) = (Some(known), None);
         }
     }
 
@@ -777,17 +778,17 @@ impl<'a> Pass<'a> {
         }
         let mut facts = Facts::default();
         facts.complete(request);
-        self.strong.get(&request).into_iter().flatten().for_each(|other| facts.complete(*other));
-        if let Some(known) = &self.known[request] {
+        // What is posted later, here, could have come first.
+        if let Some(known) = self.known[request].as_ref().or(self.before[request].as_ref()) {
+            known.covers.iter().for_each(|other| facts.complete(*other));
             facts.join(&known.base);
             let mut clock = known.clock.clone();
             Rc::make_mut(&mut clock).raise(known.key, known.stamp);
             facts.see(known.launch, &clock);
-            let facts = Rc::new(facts);
-            self.arrivals[request] = Some(facts.clone());
-            return facts;
         }
-        Rc::new(facts)
+        let facts = Rc::new(facts);
+        self.arrivals[request] = Some(facts.clone());
+        facts
     }
 
     fn counted(&mut self, at: usize, address: u64, value: u64, raw: u64, signal: u32, call: u32) {
@@ -834,6 +835,8 @@ impl<'a> Pass<'a> {
                 known.is_some_and(|known| known.covers(moment.launch, moment.key, moment.stamp))
             };
             let possible: Vec<&Raise> = raises.iter().filter(|raise| !later(raise.request)).collect();
+            // That a raise is ruled out is progress, even if the wait gains nothing yet.
+            self.acquired += raises.len() - possible.len();
             let total: u64 = possible.iter().map(|raise| raise.amount).sum();
             if total > 0 {
                 let arrivals = possible.iter().map(|raise| (raise.amount, raise.request));

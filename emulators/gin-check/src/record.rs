@@ -224,7 +224,9 @@ impl<'a> Recorder<'a> {
             }
             return;
         }
-        if access.shared || access.does != Does::Load || access.ordering.is_none() {
+        let loads = access.does == Does::Load && access.ordering.is_some() && !access.shared;
+        // A card or a signal proxy counts in memory that is shared with it.
+        if !loads || !(self.shares)(access.address) {
             return;
         }
         let strong_read = access.value != 0 && access.ordering.is_some_and(|ordering| ordering.reach == Reach::System);

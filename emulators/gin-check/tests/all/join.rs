@@ -209,3 +209,17 @@ fn a_value_that_is_read_before_a_wait_is_a_baseline_if_the_peer_may_have_raised_
     world.wait(1, 1);
     assert_eq!(world.reports(), [("baseline", lines(&[1, 0]))]);
 }
+
+#[test]
+fn a_flush_between_two_puts_orders_their_raises() {
+    let mut world = World::new();
+    for step in 0..8u64 {
+        // Two buffers, so that the peer's next put goes to the other one.
+        let offset = 64 * (step % 2);
+        (0..2).for_each(|rank| world.put(rank, 1, offset, false));
+        (0..2).for_each(|rank| world.wait(rank, step + 1));
+        (0..2).for_each(|rank| world.access(rank, 2, offset, false));
+        (0..2).for_each(|rank| world.flush(rank));
+    }
+    assert_eq!(world.reports(), []);
+}
