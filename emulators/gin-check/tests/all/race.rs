@@ -88,7 +88,9 @@ type Who2 = (u32, u32);
 impl Oracle {
     fn meet(&mut self, threads: &[Who2], more: Set) {
         let all = threads.iter().fold(more, |all, who| all | self.sees.get(who).copied().unwrap_or(0));
-        threads.iter().for_each(|who| drop(self.sees.insert(*who, all)));
+        for who in threads {
+            self.sees.insert(*who, all);
+        }
     }
 
     /// Whether the access races with the last write, or a read since.
