@@ -2,7 +2,7 @@
 """Compares reports with the comments in the kernels' sources: expect.py REPORTS wrong|repaired NAME...
 
 REPORTS has the output of `ferrogin check --json`. Wrong kernels must have the report that their `CHECK kind` comments describe, of that kind and
-with those lines, and none that names another kind or line. Repaired ones, and wrong ones without comments, must have none. Prints a line per kernel that differs.
+with those lines, and none that names another line. Repaired ones, and wrong ones without comments, must have none. Prints a line per kernel that differs.
 """
 
 import json
@@ -37,12 +37,13 @@ def places(report):
     return [{line.rsplit("/", 1)[-1] for line in access["lines"]} for access in report["accesses"]]
 
 
-def matches(report, kind, marked):
-    return report["kind"] == kind and all(side & marked for side in places(report) if side)
+def is_at(report, marked):
+    """Whether the report names only marked lines."""
+    return all(side & marked for side in places(report) if side)
 
 
-def covers(report, marked):
-    return all(any(line in side for side in places(report)) for line in marked)
+def covers(report, kind, marked):
+    return report["kind"] == kind and all(any(line in side for side in places(report)) for line in marked)
 
 
 def main():
@@ -57,7 +58,7 @@ def main():
         elif not found:
             problem = "is not reported"
         else:
-            right = all(matches(report, kind, marked) for report in found) and any(covers(report, marked) for report in found)
+            right = all(is_at(report, marked) for report in found) and any(covers(report, kind, marked) for report in found)
             problem = None if right else "has another report"
         if problem:
             bad += 1

@@ -109,7 +109,8 @@ def ep(dist):
             if subprocess.run(build, env=os.environ | {"DIST": str(dist)}, capture_output=True).returncode:
                 print(f"does not compile: ll_ep.cuh:{line} {match[0].strip()}", flush=True)
                 continue
-            run = [dist / "ferrogin", "run", "-n", "2", "--", program, f"kernels={program}.ptx", f"device={dist}/cuda/ferrogin_device.ptx", "rounds=2"]
+            node = ["sh", "-c", 'FERROGIN_NODE=$FERROGIN_RANK exec "$0" "$@"']
+            run = [dist / "ferrogin", "run", "-n", "2", "--", *node, program, f"kernels={program}.ptx", f"device={dist}/cuda/ferrogin_device.ptx", "rounds=2"]
             verdict = judge([dist / "ferrogin", "check", "--json", "--lenient", "--", *run], environment(1, "emulated"))
             if verdict == "missed":
                 for seed in (1, 2):

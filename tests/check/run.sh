@@ -104,7 +104,7 @@ check() {
 }
 [ -z "${CHECK_ONLY:-}" ] || finish
 
-# run SEED OPTION... -- PROGRAM...: the program's ranks under the check. Its reports go to reports.json.
+# run SEED OPTION... -- PROGRAM...: the program's ranks, each a node of its own, under the check. Its reports go to reports.json.
 run() {
     local seed=$1 options=() status=0
     shift
@@ -114,7 +114,7 @@ run() {
     done
     shift
     SOFTGPU_SEED=$((seed * 1000)) SOFTEFA_FAULTS="seed=$seed,reorder=64,delay_us=0..200" timeout --kill-after=5 300 "$dist/ferrogin" check --json "${options[@]}" -- \
-        "$dist/ferrogin" run -n 2 -- "$@" >"$out/reports.json" 2>"$log" || status=$?
+        "$dist/ferrogin" run -n 2 -- sh -c 'FERROGIN_NODE=$FERROGIN_RANK exec "$0" "$@"' "$@" >"$out/reports.json" 2>"$log" || status=$?
     cat "$out/reports.json" >>"$log"
     return $status
 }

@@ -1,4 +1,4 @@
-// Doorbells that nobody rings, baselines of signals that are too old or too new, and signals that nobody waits for.
+// Doorbells that nobody rings, and baselines of signals that may be too new.
 #include "check.h"
 
 KERNEL(aggregated_and_never_rung) {
@@ -46,12 +46,5 @@ KERNEL(reset_while_the_peer_signals) {
   FIX(gin.signal(a.peer, SignalInc{1}); gin.waitSignal(1, 1);)
   gin.putValue(a.peer, a.window, 0, 100 + a.rank, SignalInc{0});  // CHECK baseline
   EXPECT(gin.waitSignal(0, 1) == FGIN_OK);
-  gin.flush();
-}
-
-KERNEL(signal_that_nobody_awaits) {
-  ONE_THREAD(0);
-  gin.signal(a.peer, SignalInc{0});  // CHECK note
-  FIX(gin.waitSignal(0, 1);)
   gin.flush();
 }
