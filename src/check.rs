@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode, Stdio};
 
 use gin_check::event::{Record, decode};
 use gin_check::join::join;
-use gin_check::report::{Exception, Kind, Report, merge};
+use gin_check::report::{Exception, Report, merge};
 
 use crate::verbs;
 
@@ -99,7 +99,7 @@ fn check(args: &CheckArgs) -> Result<ExitCode, String> {
         eprintln!("ferrogin check: line {} of the exceptions covered nothing in this run", unused.line);
     }
     print(args, &reports, excepted.len())?;
-    if reports.iter().any(|report| report.kind != Kind::Note) {
+    if !reports.is_empty() {
         return Ok(ExitCode::FAILURE);
     }
     failure.map_or(Ok(ExitCode::SUCCESS), Err)
@@ -152,12 +152,9 @@ fn print(args: &CheckArgs, reports: &[Report], excepted: usize) -> Result<(), St
         text.push('\n');
     }
     if !args.json {
-        let notes = reports.iter().filter(|report| report.kind == Kind::Note).count();
         let runs = if args.seeds == 1 { "one run".to_owned() } else { format!("{} runs", args.seeds) };
-        let plural = |n: usize| if n == 1 { "" } else { "s" };
-        let errors = reports.len() - notes;
-        text +=
-            &format!("ferrogin check: {errors} error{} and {notes} note{} in {runs}", plural(errors), plural(notes));
+        let plural = if reports.len() == 1 { "" } else { "s" };
+        text += &format!("ferrogin check: {} error{plural} in {runs}", reports.len());
         if excepted > 0 {
             text += &format!(", {excepted} excepted");
         }

@@ -112,7 +112,7 @@ pub const PAGES: [Page; 12] = [
             ("ferrogin check --seeds 20 --json -- mpirun -np 4 ./program", "20 schedules, one JSON object per report"),
         ],
         exit: &[
-            ("0", "nothing is reported, or only notes"),
+            ("0", "nothing is reported"),
             ("1", "something is reported"),
             ("2", "the arguments are invalid, or the program failed"),
         ],

@@ -8,7 +8,6 @@ compiles the driver.
   CHECK_ONLY=TEXT   only kernels whose files or names contain TEXT
 """
 
-import json
 import os
 import pathlib
 import re
@@ -68,8 +67,8 @@ def environment(seed, signals, **more):
 def judge(command, env):
     """Runs a command under the check: `reported`, `visible` or `missed`."""
     ended = subprocess.run(command, env=env, capture_output=True, text=True)
-    reports = [json.loads(line)["kind"] for line in ended.stdout.splitlines() if line.startswith("{")]
-    if set(reports) - {"note"}:
+    reports = [line for line in ended.stdout.splitlines() if line.startswith("{")]
+    if reports:
         return "reported"
     return "visible" if ended.returncode or re.search(r"[ :] [1-9]\d* values are wrong", ended.stderr) else "missed"
 

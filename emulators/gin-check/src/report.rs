@@ -21,8 +21,6 @@ pub enum Kind {
     Baseline,
     /// A signal that is taken to cover more than it does.
     Weak,
-    /// Something odd that is no error.
-    Note,
 }
 
 /// A kind's name, what it says, the rule that is broken, and how to fix it.
@@ -83,12 +81,6 @@ impl Kind {
                 "a signal is taken to cover an operation that it doesn't cover",
                 "semantics.md#order: a signal covers its own operation; a strong one also the context's earlier ones to that peer",
                 "use a strong signal, flush before the signal, or give the operation the signal itself",
-            ),
-            Self::Note => (
-                "note",
-                "a signal was raised that nobody waits for",
-                "semantics.md#closing",
-                "remove the signal, or wait for it",
             ),
         };
         About { name, says, rule, fix }
@@ -159,8 +151,7 @@ impl Report {
     /// Its text, with the lines of source that `source` finds for `file:line`.
     pub fn text(&self, source: impl Fn(&str) -> Option<String>) -> String {
         let about = self.kind.about();
-        let level = if self.kind == Kind::Note { "note" } else { "error" };
-        let mut text = format!("{level}[{}]: {}\n", about.name, about.says);
+        let mut text = format!("error[{}]: {}\n", about.name, about.says);
         for side in self.sides() {
             let _ = writeln!(text, "  {}: {}", side.who(), side.what);
             for (n, line) in side.lines.iter().enumerate() {
