@@ -74,7 +74,15 @@ pub fn block_spec(
     mut place: impl FnMut(Part, usize) -> u64,
 ) -> BlockSpec {
     let contexts = (0..contexts).map(|_| context_spec(values, signals, &mut place)).collect();
-    BlockSpec { contexts, layout: Layout::V1, policy, abort_flag: place(Part::Rest, 8), failure_offset: 0, wait_ns: 0 }
+    BlockSpec {
+        contexts,
+        layout: Layout::V1,
+        policy,
+        abort_flag: place(Part::Rest, 8),
+        failure_offset: 0,
+        wait_ns: 0,
+        isolates: false,
+    }
 }
 
 fn context_spec(values: Values, signals: usize, place: &mut impl FnMut(Part, usize) -> u64) -> ContextSpec {

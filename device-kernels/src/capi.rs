@@ -151,6 +151,8 @@ functions! {
 
     fgin_flush() [About::Context] |context| context.flush();
 
+    fgin_settle() [About::Context] |context| context.settle();
+
     fgin_flush_part(rank: u32, size: u32) [About::Context] |context| context.flush_part(rank, size);
 
     fgin_flush_async(out: *mut FlushRequest) [About::Context] |context| {

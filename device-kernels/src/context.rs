@@ -267,9 +267,9 @@ impl<'a> Context<'a> {
 /// What ends a context's waits. Only waits read these words.
 impl Limit for Context<'_> {
     #[inline(always)]
-    fn aborted(&self) -> bool {
+    fn stop_word(&self) -> u32 {
         // SAFETY: an aligned word of the context, which outlives this; host and kernels access it atomically.
-        unsafe { AtomicU32::from_ptr(self.ext.abort_flag) }.load_external(Ordering::Relaxed) != 0
+        unsafe { AtomicU32::from_ptr(self.ext.abort_flag) }.load_external(Ordering::Relaxed)
     }
 
     #[inline(always)]

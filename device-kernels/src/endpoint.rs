@@ -128,8 +128,8 @@ impl<'a> Endpoint<'a> {
     }
 
     /// Runs one round of a flush of this endpoint, which has to reach `at`: see [`flush::round`].
-    pub fn flush_round(&self, policy: u32, at: &mut Option<u32>) -> Outcome {
-        flush::round(*self, policy == POLICY_LOCKED, at)
+    pub fn flush_round(&self, policy: u32, reports_losses: bool, at: &mut Option<u32>) -> Outcome {
+        flush::round(*self, policy == POLICY_LOCKED, reports_losses, at)
     }
 
     /// Waits until a flush of this endpoint has ended.
@@ -140,7 +140,7 @@ impl<'a> Endpoint<'a> {
 
     /// Rings deferred posts on this endpoint, for a wait that depends on them. Fails if they can no longer complete.
     pub fn ring_deferred(&self, policy: u32, limits: impl Limit) -> Result<(), Status> {
-        if self.failed() {
+        if self.has_failed() {
             return Err(Status::CardError);
         }
         if policy == POLICY_LOCKED { locked::ring_ready(*self, limits) } else { combining::ring_ready(*self) }
@@ -248,10 +248,19 @@ impl<R: Ring> Queue for Endpoint<'_, R> {
     }
 
     #[inline(always)]
-    fn failed(&self) -> bool {
-        let errors = self.atomic_u64(self.ext.config.errors.cast_mut()).load_external(Ordering::Relaxed);
-        // Modulo 2^32: on a GPU, comparing 64 bits takes two comparisons.
-        errors as u32 != self.ext.config.errors_base as u32
+    fn failures(&self) -> u32 {
+        let errors = self.atomic_u64(self.ext.config.errors.cast_mut()).load_external(Ordering::Acquire);
+        (errors as u32).wrapping_sub(self.ext.config.errors_base as u32) & COUNT_MASK
+    }
+
+    #[inline(always)]
+    fn acknowledged(&self) -> u32 {
+        self.atomic_u32(self.ext.posting.acknowledged.as_ptr()).load_external(Ordering::Relaxed)
+    }
+
+    #[inline(always)]
+    fn identified(&self) -> u32 {
+        self.atomic_u32(self.ext.posting.identified.as_ptr()).load_external(Ordering::Relaxed)
     }
 
     #[inline(always)]

@@ -17,6 +17,9 @@ pub enum Status {
     CardError = 5,
     /// An earlier operation on this endpoint gave up half-way; the context must be destroyed.
     Poisoned = 6,
+    /// In a context that isolates peers: the peer of a post is lost, or a rank is on which a wait could depend, and the program hasn't
+    /// acknowledged the loss.
+    PeerLost = 7,
 }
 
 impl Status {
@@ -29,6 +32,7 @@ impl Status {
             4 => Status::Timeout,
             5 => Status::CardError,
             6 => Status::Poisoned,
+            7 => Status::PeerLost,
             _ => return None,
         })
     }
@@ -50,6 +54,7 @@ impl core::fmt::Display for Status {
             Status::Timeout => "the deadline passed",
             Status::CardError => "the card completed a work request in error",
             Status::Poisoned => "the endpoint was given up by an earlier operation",
+            Status::PeerLost => "a rank is lost",
         })
     }
 }

@@ -2,12 +2,18 @@
 
 use crate::platform;
 use crate::status::Status;
+use ferrogin_ffi::ext::STOP_LOST;
 
-/// What ends a wait whose condition doesn't come true: the host's abort flag or a time limit. The loop that waits on an endpoint also
+/// What ends a wait whose condition doesn't come true: the host's word or a time limit. The loop that waits on an endpoint also
 /// checks the endpoint's error counter. Only waits call these methods.
 pub trait Limit: Copy {
-    /// Returns whether the host has raised the abort flag.
-    fn aborted(&self) -> bool;
+    /// Returns the host's word: 0 for none, [`STOP_LOST`], or another one for an abort.
+    fn stop_word(&self) -> u32;
+    /// Returns whether a wait reports lost ranks. A wait within an operation doesn't, as other peers still need the rest of it.
+    #[inline(always)]
+    fn reports_losses(&self) -> bool {
+        true
+    }
     /// Returns whether a wait's time limit has passed. `began_ns` is the time of its first round, or `u64::MAX` before that.
     #[inline]
     fn has_passed(&self, _began_ns: &mut u64) -> bool {
@@ -30,8 +36,8 @@ pub trait Limit: Copy {
 pub struct NoLimits;
 
 impl Limit for NoLimits {
-    fn aborted(&self) -> bool {
-        false
+    fn stop_word(&self) -> u32 {
+        0
     }
 }
 
@@ -52,13 +58,35 @@ impl<L: Limit> Spin<L> {
     /// Pauses briefly. Fails if the wait must end.
     #[inline(always)]
     pub fn pause(&mut self) -> Result<(), Status> {
-        let is_aborted = self.limits.aborted();
-        if is_aborted | self.limits.has_passed(&mut self.began_ns) {
-            return Err(if is_aborted { Status::Aborted } else { Status::Timeout });
+        let word = self.limits.stop_word();
+        let stop = if self.limits.reports_losses() || word != STOP_LOST { word } else { 0 };
+        if (stop != 0) | self.limits.has_passed(&mut self.began_ns) {
+            let ended = if stop == STOP_LOST { Status::PeerLost } else { Status::Aborted };
+            return Err(if stop == 0 { Status::Timeout } else { ended });
         }
+        self.relax();
+        Ok(())
+    }
+
+    /// Pauses like [`pause`](Self::pause) in a post, which no loss ends and, in a context that `isolates` peers, no time limit: the card
+    /// gives up on a lost peer's requests, and a reservation given up would end the posts to all peers.
+    #[inline(always)]
+    pub fn pause_post(&mut self, isolates: impl FnOnce() -> bool) -> Result<(), Status> {
+        let word = self.limits.stop_word();
+        if (word != 0) & (word != STOP_LOST) {
+            return Err(Status::Aborted);
+        }
+        if self.limits.has_passed(&mut self.began_ns) && !isolates() {
+            return Err(Status::Timeout);
+        }
+        self.relax();
+        Ok(())
+    }
+
+    #[inline(always)]
+    fn relax(&mut self) {
         self.limits.relax(self.round);
         self.round = self.round.saturating_add(1);
-        Ok(())
     }
 }
 
@@ -66,12 +94,12 @@ impl<L: Limit> Spin<L> {
 mod tests {
     use super::*;
 
-    /// Whether the flag is raised, and after how many rounds the time limit passes; `began_ns` counts them.
+    /// The host's word, and after how many rounds the time limit passes; `began_ns` counts them.
     #[derive(Clone, Copy)]
-    struct Limits(bool, u64);
+    struct Limits(u32, u64);
 
     impl Limit for Limits {
-        fn aborted(&self) -> bool {
+        fn stop_word(&self) -> u32 {
             self.0
         }
 
@@ -82,12 +110,19 @@ mod tests {
     }
 
     #[test]
-    fn abort_flag_or_time_limit_ends_wait() {
+    fn host_or_time_limit_ends_wait() {
         for rounds in [0, 9] {
-            assert_eq!(Spin::new(Limits(true, rounds)).pause(), Err(Status::Aborted));
+            assert_eq!(Spin::new(Limits(1, rounds)).pause(), Err(Status::Aborted));
+            assert_eq!(Spin::new(Limits(1, rounds)).pause_post(|| true), Err(Status::Aborted));
+            assert_eq!(Spin::new(Limits(STOP_LOST, rounds)).pause(), Err(Status::PeerLost));
         }
-        let mut spin = Spin::new(Limits(false, 3));
+        let mut spin = Spin::new(Limits(0, 3));
         let rounds = [(); 4].map(|()| spin.pause());
         assert_eq!(rounds, [Ok(()), Ok(()), Ok(()), Err(Status::Timeout)]);
+        let mut spin = Spin::new(Limits(STOP_LOST, 0));
+        assert_eq!(
+            [true, true, false].map(|isolates| spin.pause_post(|| isolates)),
+            [Ok(()), Ok(()), Err(Status::Timeout)]
+        );
     }
 }

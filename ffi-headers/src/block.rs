@@ -8,8 +8,8 @@
 use crate::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
 use crate::ext::{
     ContextExt, EmulatedPeer, EmulatedSignals, EndpointConfig, EndpointExt, HEADER_MAGIC, HEADER_VERSION, HandleHeader,
-    POLICY_COMBINING, PostingState, ProgressFn, RingConfig, Routes, STATE_RUNG_SHIFT, Target, TargetWords,
-    VALUE_INLINE, VALUE_NONE, VALUE_POOL, VALUE_STRIDE, ValueConfig, used_words, window_handle_offset,
+    Losses, POLICY_COMBINING, PostingState, ProgressFn, RANK_ID, RingConfig, Routes, STATE_RUNG_SHIFT, Target,
+    TargetWords, VALUE_INLINE, VALUE_NONE, VALUE_POOL, VALUE_STRIDE, ValueConfig, used_words, window_handle_offset,
 };
 use alloc::sync::Arc;
 use alloc::vec;
@@ -69,6 +69,11 @@ impl Cursors {
     /// Returns the offset of the send queue, a [`WqV0`] in either layout.
     pub fn queue(self) -> usize {
         self.0 + QUEUE
+    }
+
+    /// Returns the offset of the endpoint's [`Losses`].
+    pub fn losses(self) -> usize {
+        self.0 + offset_of!(EndpointExt, posting) + offset_of!(PostingState, acknowledged)
     }
 
     /// Returns the offset of the next request's number.
@@ -229,6 +234,8 @@ pub struct BlockSpec {
     pub failure_offset: u32,
     /// Initial limit of a wait in nanoseconds; 0 is no limit.
     pub wait_ns: u64,
+    /// Whether a lost rank ends only the requests to it.
+    pub isolates: bool,
 }
 
 /// Where `count` values of `T` are in a block.
@@ -366,6 +373,11 @@ impl Plan {
             (0..endpoints.count).map(|e| Cursors(endpoints.offset + e * size_of::<EndpointExt>())).collect()
         };
         self.contexts.iter().map(|context| of(&context.endpoints)).collect()
+    }
+
+    /// Returns where each context's targets are, as the offset of the first word of the first one.
+    pub fn targets(&self) -> Vec<usize> {
+        self.contexts.iter().map(|context| context.targets.offset + offset_of!(TargetWords, head)).collect()
     }
 
     /// Fills the block for the device address `base`.
@@ -514,11 +526,12 @@ impl Filler<'_> {
 
     /// Fills the peer tables and the emulated signals.
     fn fill_tables(&mut self) {
-        let Self { image, context, places, .. } = self;
+        let Self { image, spec, context, places, .. } = self;
         let targets = context.targets.iter();
+        let tag = if spec.isolates { RANK_ID } else { 0 };
         image.put_all(
             places.targets,
-            targets.clone().enumerate().map(|(i, target)| target_words(target, i % context.nranks)),
+            targets.clone().enumerate().map(|(i, target)| target_words(target, (i % context.nranks) as u16 | tag)),
         );
         image.put_all(places.ahs, targets.clone().map(|target| target.ah));
         image.put_all(places.qpns, targets.clone().map(|target| target.qpn));
@@ -637,6 +650,8 @@ impl Filler<'_> {
         self.image.put_field(exts, posting + offset_of!(PostingState, state), state);
         self.image.put_field(exts, posting + offset_of!(PostingState, bound), bound);
         self.image.put_field(exts, posting + offset_of!(PostingState, barrier), start);
+        let losses = if self.spec.isolates { Losses::new(0, 0) } else { Losses::default() };
+        self.image.put_field(exts, posting + offset_of!(PostingState, acknowledged), losses);
     }
 
     /// Builds the device handle.
@@ -711,12 +726,12 @@ fn words_of_used_set(n_endpoints: usize) -> usize {
 }
 
 /// Converts a target to the form that posts copy. The request id is the peer's rank, for the error message of a failed request.
-fn target_words(target: &Target, peer: usize) -> TargetWords {
+fn target_words(target: &Target, id: u16) -> TargetWords {
     if *target == Target::default() {
         return TargetWords::default();
     }
     let dest = Destination { ah: target.ah, qpn: target.qpn, qkey: target.qkey };
-    let WqeTemplate { head, second, third } = WqeTemplate::new(peer as u16, dest, Hints::BURST_PPS_SENSITIVE);
+    let WqeTemplate { head, second, third } = WqeTemplate::new(id, dest, Hints::BURST_PPS_SENSITIVE);
     TargetWords { head, second, third }
 }
 

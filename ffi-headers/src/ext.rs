@@ -26,6 +26,11 @@ pub const POLICY_COMBINING: u32 = 0;
 /// Posting policy: the whole post runs under the endpoint's `sq_lock`.
 pub const POLICY_LOCKED: u32 = 1;
 
+/// The host's word to all waits: a failure has ended the context.
+pub const STOP_ABORT: u32 = 1;
+/// The host's word to all waits: a rank is lost, and the program hasn't acknowledged that. Posts go on. The number of `FGIN_PEER_LOST`.
+pub const STOP_LOST: u32 = 7;
+
 /// The header directly before the array of device handles.
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy)]
@@ -38,7 +43,7 @@ pub struct HandleHeader {
     pub n_contexts: u32,
     /// `[n_contexts]`.
     pub contexts: *mut ContextExt,
-    /// A nonzero word ends every wait on these contexts; the host writes it to abort.
+    /// A nonzero word ends every wait on these contexts; the host writes it: [`STOP_ABORT`] or [`STOP_LOST`].
     pub abort_flag: *mut u32,
     /// [`POLICY_COMBINING`] or [`POLICY_LOCKED`].
     pub policy: u32,
@@ -186,7 +191,7 @@ assert_layout!(Target, size 8, align 8, { ah @ 0, qpn @ 2, qkey @ 4 });
 #[repr(C, align(16))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TargetWords {
-    /// First word of a write of one buffer, in phase 0; its request id is the peer's rank.
+    /// First word of a write of one buffer, in phase 0; its request id is the peer's rank, with [`RANK_ID`] if the context isolates peers.
     pub head: u64,
     /// Upper half of the second word.
     pub second: u32,
@@ -194,6 +199,13 @@ pub struct TargetWords {
     pub third: u32,
 }
 assert_layout!(TargetWords, size 16, align 16, { head @ 0, second @ 8, third @ 12 });
+
+/// The bit of a request's id that marks the rest of it as the peer's rank. In a context that isolates peers, this device code's requests
+/// have it. NCCL's device code uses the number of a thread, of which a block has fewer.
+pub const RANK_ID: u16 = 1 << 15;
+
+/// The bit of [`TargetWords::head`] that the host sets once the peer is lost, in a context that isolates peers.
+pub const LOST_TARGET: u64 = 1 << 63;
 
 /// One endpoint, as ferrogin's kernels see it: what a post reads and what it writes are on separate cache lines.
 ///
@@ -320,6 +332,37 @@ pub struct PostingState {
     /// `locked`: nonzero while the endpoint is in [`ContextExt::used`].
     pub used: AtomicU32,
     /// Zero.
-    pub reserved: [u32; 9],
+    pub zero: u32,
+    /// The host's [`Losses::acknowledged`].
+    pub acknowledged: AtomicU32,
+    /// The host's [`Losses::identified`].
+    pub identified: AtomicU32,
+    /// Zero.
+    pub reserved: [u32; 6],
 }
-assert_layout!(PostingState, size 64, align 64, { state @ 0, bound @ 8, barrier @ 16, poison @ 20, used @ 24, reserved @ 28 });
+assert_layout!(PostingState, size 64, align 64, {
+    state @ 0, bound @ 8, barrier @ 16, poison @ 20, used @ 24, zero @ 28, acknowledged @ 32, identified @ 36,
+    reserved @ 40,
+});
+
+/// What the host says of an endpoint's failed requests, which are counted modulo 2^31 like everything that a card counts. Each half is read
+/// on its own. In a context that doesn't isolate peers, both are 0, and any failure ends the waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C, align(8))]
+pub struct Losses {
+    /// How many failures the program has acknowledged, with [`Losses::ISOLATES`].
+    pub acknowledged: u32,
+    /// Of how many the host has identified the peers as lost, with [`Losses::ISOLATES`].
+    pub identified: u32,
+}
+assert_layout!(Losses, size 8, align 8, { acknowledged @ 0, identified @ 4 });
+
+impl Losses {
+    /// The bit of both halves in a context that isolates peers.
+    pub const ISOLATES: u32 = 1 << 31;
+
+    /// Describes an endpoint of a context that isolates peers.
+    pub const fn new(identified: u32, acknowledged: u32) -> Self {
+        Self { acknowledged: acknowledged | Self::ISOLATES, identified: identified | Self::ISOLATES }
+    }
+}

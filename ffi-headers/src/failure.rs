@@ -5,7 +5,7 @@ use core::fmt;
 use core::time::Duration;
 
 /// The names of the `fgin_status` values, by number.
-pub const STATUS_NAMES: [&core::ffi::CStr; 7] = [
+pub const STATUS_NAMES: [&core::ffi::CStr; 8] = [
     c"FGIN_OK",
     c"FGIN_INVALID_ARGUMENT",
     c"FGIN_UNSUPPORTED",
@@ -13,6 +13,7 @@ pub const STATUS_NAMES: [&core::ffi::CStr; 7] = [
     c"FGIN_TIMEOUT",
     c"FGIN_CARD_ERROR",
     c"FGIN_POISONED",
+    c"FGIN_PEER_LOST",
 ];
 
 /// The number of `FGIN_CARD_ERROR`.
@@ -224,6 +225,10 @@ impl fmt::Display for Failure {
             }
             "FGIN_TIMEOUT" => self.timeout(f),
             "FGIN_ABORTED" => write!(f, "a request failed or a rank ended, as standard error says: {NEW_CONTEXT}"),
+            "FGIN_PEER_LOST" => f.write_str(match self.subject {
+                Subject::Peer(_) => "the rank is lost: leave it out",
+                _ => "a rank is lost: ferrogin_lost_ranks names it; call ferrogin_acknowledge_lost and leave it out",
+            }),
             "FGIN_CARD_ERROR" => write!(f, "the card failed a request, as standard error says: {NEW_CONTEXT}"),
             _ => write!(f, "an earlier operation failed: {NEW_CONTEXT}"),
         }

@@ -4,11 +4,12 @@
 //! variable that is in none of these lists.
 
 /// Settings of the host plugin.
-pub const PLUGIN: [&str; 9] = [
+pub const PLUGIN: [&str; 10] = [
     "FERROGIN_PROVIDER",
     "FERROGIN_DEVICE",
     "FERROGIN_POST",
     "FERROGIN_SIGNALS",
+    "FERROGIN_ON_PEER_FAILURE",
     "FERROGIN_TIMEOUT",
     "FERROGIN_LIBFABRIC",
     "FERROGIN_TRACE",

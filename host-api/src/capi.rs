@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use crate::comm::{Comm, Options};
-use crate::context::{Context, ContextOptions};
+use crate::context::{Context, ContextOptions, PeerFailure};
 use crate::error::{Error, Status};
 use crate::window::{Memory, Window};
 use ferrogin_device::explain;
@@ -52,9 +52,14 @@ pub struct CContextOptions {
     pub traffic_class: u32,
     /// [`ContextOptions::timeout`] in milliseconds; 0 means the default, and [`NO_TIMEOUT`] no limit.
     pub timeout_ms: u32,
+    /// [`ContextOptions::on_peer_failure`]: 0 means the default, 1 abort, 2 isolate.
+    pub on_peer_failure: u32,
+    /// Zero.
+    pub reserved: u32,
 }
-ferrogin_ffi::assert_layout!(CContextOptions, size 32, align 8, {
-    size @ 0, contexts @ 8, signals @ 12, counters @ 16, depth @ 20, traffic_class @ 24, timeout_ms @ 28,
+ferrogin_ffi::assert_layout!(CContextOptions, size 40, align 8, {
+    size @ 0, contexts @ 8, signals @ 12, counters @ 16, depth @ 20, traffic_class @ 24, timeout_ms @ 28, on_peer_failure @ 32,
+    reserved @ 36,
 });
 
 /// `FERROGIN_NO_TIMEOUT`.
@@ -472,13 +477,25 @@ pub unsafe extern "C" fn ferrogin_context_create(
         set(out, null_mut(), "out")?;
         let comm = self::comm(comm)?;
         let options = self::options(options, "options").map_err(|error| comm.comm.fail(Step::CreateContext, error))?;
-        let CContextOptions { contexts, signals, counters, depth, traffic_class, timeout_ms, .. } = options;
+        let CContextOptions { contexts, signals, counters, depth, traffic_class, timeout_ms, on_peer_failure, .. } =
+            options;
         let timeout = match timeout_ms {
             0 => None,
             NO_TIMEOUT => Some(Duration::ZERO),
             ms => Some(Duration::from_millis(ms.into())),
         };
-        let options = ContextOptions { contexts, signals, counters, depth, traffic_class, timeout };
+        let on_peer_failure = match on_peer_failure {
+            0 => None,
+            1 => Some(PeerFailure::Abort),
+            2 => Some(PeerFailure::Isolate),
+            _ => {
+                let text = format!(
+                    "on_peer_failure = {on_peer_failure} is unknown: pass FERROGIN_ABORT (1), FERROGIN_ISOLATE (2), or 0"
+                );
+                return Err(comm.comm.fail(Step::CreateContext, Error::Argument(text)));
+            }
+        };
+        let options = ContextOptions { contexts, signals, counters, depth, traffic_class, timeout, on_peer_failure };
         let context = comm.comm.context(&options)?;
         let handle = keep(Kind::HostContext, Arc::new(OpenContext { context, comm: comm.clone() }))?;
         if !comm.contexts.add(handle) {
@@ -519,6 +536,37 @@ pub unsafe extern "C" fn ferrogin_context_device(
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrogin_context_check(context: *const c_void) -> c_int {
     guard(|| self::context(context)?.context.check())
+}
+
+/// See [`Context::lost_ranks`]. Outputs the number of lost ranks, and up to `max` of them.
+///
+/// # Safety
+/// `n` is null or valid, and `ranks` has room for `max` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_lost_ranks(context: *const c_void, ranks: *mut u32, max: u32, n: *mut u32) -> c_int {
+    guard(|| {
+        let lost = self::context(context)?.context.lost_ranks();
+        for (i, rank) in lost.iter().enumerate().take(max as usize) {
+            set(ranks.wrapping_add(i), *rank as u32, "ranks")?;
+        }
+        set(n, lost.len() as u32, "n")
+    })
+}
+
+/// See [`Context::acknowledge_lost`].
+///
+/// # Safety
+/// `ranks` has `n` numbers.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn ferrogin_acknowledge_lost(context: *mut c_void, ranks: *const u32, n: u32) -> c_int {
+    guard(|| {
+        if n != 0 && !is_valid(ranks) {
+            return Err(null("ranks"));
+        }
+        // SAFETY: aligned and not null unless there are none, as just checked; the caller vouches for the numbers.
+        let ranks = (0..n as usize).map(|i| unsafe { ranks.wrapping_add(i).read() } as usize).collect::<Vec<_>>();
+        self::context(context)?.context.acknowledge_lost(&ranks)
+    })
 }
 
 /// Destroys contexts, once what kernels have posted on them is delivered.

@@ -7,9 +7,11 @@ use ferrogin_device as device;
 use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_rendezvous::ring::Step;
 use nccl_gin_ferrogin::config::Config;
+pub use nccl_gin_ferrogin::config::PeerFailure;
 use nccl_gin_ferrogin::context::{self, Shape};
 use nccl_gin_ferrogin::device::DeviceKind;
 use nccl_gin_ferrogin::error::Error as PluginError;
+use nccl_gin_ferrogin::isolation::Isolation;
 use nccl_gin_ferrogin::registry::{self, Kind};
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -34,6 +36,8 @@ pub struct ContextOptions {
     /// How long a wait by a kernel or CPU thread may take before it fails with [`Status::Timeout`](device::Status::Timeout). Zero
     /// means no limit, `None` FERROGIN_WAIT_TIMEOUT (default 60 s).
     pub timeout: Option<Duration>,
+    /// What a lost rank ends; `None` means FERROGIN_ON_PEER_FAILURE (default [`Abort`](PeerFailure::Abort)). The same on all ranks.
+    pub on_peer_failure: Option<PeerFailure>,
 }
 
 impl ContextOptions {
@@ -55,7 +59,8 @@ impl ContextOptions {
             backend_version: BACKEND_VERSION,
             rank_stride: 1,
         })?;
-        Ok(Shape { wait_ns: u64::try_from(timeout.as_nanos()).unwrap_or(0), ..shape })
+        let isolates = self.on_peer_failure.unwrap_or(config.on_peer_failure) == PeerFailure::Isolate;
+        Ok(Shape { wait_ns: u64::try_from(timeout.as_nanos()).unwrap_or(0), isolates, ..shape })
     }
 }
 
@@ -113,6 +118,26 @@ impl Context {
         // the handle valid.
         let context = unsafe { device::Context::from_handle(self.handle(), id) };
         context.map_err(|status| Error::Argument(format!("context {id} does not exist ({status:?})")))
+    }
+
+    /// Returns the ranks that these contexts go on without, in order; none unless they isolate peers. Once a wait has returned
+    /// [`Status::PeerLost`](device::Status::PeerLost), the ranks that it's about are among them.
+    pub fn lost_ranks(&self) -> Vec<usize> {
+        self.context.isolation().map(Isolation::lost_ranks).unwrap_or_default()
+    }
+
+    /// Acknowledges the loss of these ranks. Once the program has acknowledged all losses, waits no longer report them, and end when what
+    /// they wait for does. Posts to lost ranks stay refused.
+    ///
+    /// # Errors
+    /// A rank isn't lost; the contexts don't isolate peers. Nothing is acknowledged then.
+    pub fn acknowledge_lost(&self, ranks: &[usize]) -> Result<(), Error> {
+        let Some(isolation) = self.context.isolation() else {
+            return Err(Error::Usage(
+                "this context does not isolate peers: create it with FERROGIN_ISOLATE, or set FERROGIN_ON_PEER_FAILURE=isolate".to_owned(),
+            ));
+        };
+        Ok(isolation.acknowledge(ranks)?)
     }
 
     /// Checks that no request on these contexts has failed. A failure is printed on standard error once, and ends every wait.

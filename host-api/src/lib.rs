@@ -19,7 +19,7 @@ pub mod lsa;
 pub mod window;
 
 pub use comm::{Comm, Options};
-pub use context::{Context, ContextOptions};
+pub use context::{Context, ContextOptions, PeerFailure};
 pub use error::{Error, Status};
 pub use ferrogin_device as device;
 pub use ferrogin_rendezvous as bootstrap;

@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use crate::comm::{CollComm, ListenComm};
-use crate::config::Signals;
+use crate::config::{PeerFailure, Signals};
 use crate::context::{self, Context, Shape};
 use crate::error::Error;
 use crate::nccl_version::{self, NcclVersion};
@@ -361,7 +361,8 @@ fn create(
     gin_ctx.set(std::ptr::null_mut());
     dev_handle.set(std::ptr::null_mut());
     let coll = registry::get::<CollComm>(coll_comm, Kind::Coll)?;
-    let context = Arc::new(Context::create(&coll, &shape?)?);
+    let isolates = coll.plugin.config.on_peer_failure == PeerFailure::Isolate;
+    let context = Arc::new(Context::create(&coll, &Shape { isolates, ..shape? })?);
     let device = context.device_handle();
     let handle = keep(Kind::Context, context.clone())?;
     let watched = context.watch(handle, false);

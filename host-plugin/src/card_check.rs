@@ -42,7 +42,8 @@ pub fn check(query: &CardQuery, signals: Signals, device: &dyn Device, card: &In
     let offsets = CounterOffsets { completed: layout.completed(), errors: layout.errors() };
     // One endpoint at a time, so the check needs no more counters than the smallest context.
     for role in [Role::Data, Role::Signal(0)] {
-        let options = EndpointOptions { provider: query.provider, signals, role, info: &info, depth: DEPTH };
+        let options =
+            EndpointOptions { provider: query.provider, signals, role, info: &info, depth: DEPTH, isolates: false };
         // SAFETY: `memory` outlives the endpoint, which is dropped in this iteration. Only this endpoint uses `offsets` meanwhile.
         let opened = unsafe { Endpoint::open(&rail, device, options, &*memory.card, offsets) };
         opened.map_err(|error| explain_counters(error, card, query.lib.version()))?;

@@ -3,6 +3,7 @@
 use crate::config::Signals;
 use crate::device::{self, Device};
 use crate::error::Error;
+use crate::isolation::LostRanks;
 use crate::log::counted;
 use crate::metrics;
 use crate::plugin::Plugin;
@@ -70,6 +71,10 @@ pub struct CollComm {
     ring: Arc<Mutex<Ring>>,
     /// Set by the watcher.
     pub(crate) lost: LostRank,
+    /// Ranks that contexts with isolated peers go on without.
+    pub(crate) lost_ranks: Arc<LostRanks>,
+    /// What neighbours connect to in a ring that goes on without ranks that go, once there is one, with its handle.
+    ring_listener: Mutex<Option<([u8; HANDLE_MAXSIZE], Listener)>>,
 }
 
 /// Each rank's block in `connect`'s allgather.
@@ -130,7 +135,8 @@ impl CollComm {
         });
         let ring = Arc::new(Mutex::new(ring));
         let lost = LostRank::default();
-        let _ring_watch = watcher::watch_ring(ring.clone(), lost.clone())?;
+        let lost_ranks = Arc::<LostRanks>::default();
+        let _ring_watch = watcher::watch_ring(ring.clone(), lost.clone(), lost_ranks.clone())?;
         Ok(Arc::new(Self {
             metrics,
             windows,
@@ -144,7 +150,34 @@ impl CollComm {
             _ring_watch,
             ring,
             lost,
+            lost_ranks,
+            ring_listener: Mutex::default(),
         }))
+    }
+
+    /// Returns the handle of the listener for [`go_on`](Self::go_on).
+    ///
+    /// # Errors
+    /// There is no port to listen on.
+    pub fn ring_handle(&self) -> Result<[u8; HANDLE_MAXSIZE], Error> {
+        let mut listener = self.ring_listener.lock();
+        if let Some((handle, _)) = &*listener {
+            return Ok(*handle);
+        }
+        let opened = Listener::open()?;
+        Ok(listener.insert((opened.handle(), opened)).0)
+    }
+
+    /// Lets the ring go on without ranks that go. `handles` are all ranks' [`ring_handle`](Self::ring_handle)s.
+    ///
+    /// # Errors
+    /// A handle is invalid.
+    pub fn go_on(&self, handles: &[[u8; HANDLE_MAXSIZE]]) -> Result<(), Error> {
+        let (mut ring, listener) = (self.ring.lock(), self.ring_listener.lock());
+        if let Some((_, listener)) = listener.as_ref().filter(|_| !ring.goes_on()) {
+            ring.go_on_without(listener, handles)?;
+        }
+        Ok(())
     }
 
     /// Runs `agree` on this communicator's ring.

@@ -70,6 +70,15 @@ pub enum Signals {
     Emulated,
 }
 
+/// FERROGIN_ON_PEER_FAILURE: what a lost rank ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerFailure {
+    /// All contexts with it.
+    Abort,
+    /// Only the requests to it.
+    Isolate,
+}
+
 /// All settings.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Config {
@@ -81,6 +90,8 @@ pub struct Config {
     pub policy: Policy,
     /// FERROGIN_SIGNALS.
     pub signals: Signals,
+    /// FERROGIN_ON_PEER_FAILURE.
+    pub on_peer_failure: PeerFailure,
     /// FERROGIN_TIMEOUT: the limit for each wait for a peer during set-up.
     pub timeout: Duration,
     /// FERROGIN_WAIT_TIMEOUT: the limit for one wait of a kernel in the host API's contexts; zero means no limit.
@@ -130,6 +141,7 @@ impl Config {
         let device = choice(get, "FERROGIN_DEVICE", "auto, cuda or cpu", &DEVICES)?;
         let policy = choice(get, "FERROGIN_POST", "combining or locked", &POLICIES)?;
         let signals = choice(get, "FERROGIN_SIGNALS", "card or emulated", &SIGNALS)?;
+        let on_peer_failure = choice(get, "FERROGIN_ON_PEER_FAILURE", "abort or isolate", &PEER_FAILURES)?;
         let timeout = seconds(get, "FERROGIN_TIMEOUT", 1..=TIMEOUT_MAX, "whole seconds from 1 to 86400", 60)?;
         let waits = "whole seconds from 1 to 86400, or 0 for no limit";
         let wait_timeout = seconds(get, "FERROGIN_WAIT_TIMEOUT", 0..=TIMEOUT_MAX, waits, 60)?;
@@ -144,6 +156,7 @@ impl Config {
             device,
             policy,
             signals,
+            on_peer_failure,
             timeout,
             wait_timeout,
             trace: get("FERROGIN_TRACE").map(PathBuf::from),
@@ -160,6 +173,7 @@ const PROVIDERS: [(&str, Provider); 4] =
 const DEVICES: [(&str, DeviceChoice); 3] =
     [("auto", DeviceChoice::Auto), ("cuda", DeviceChoice::Cuda), ("cpu", DeviceChoice::Cpu)];
 const POLICIES: [(&str, Policy); 2] = [("combining", Policy::Combining), ("locked", Policy::Locked)];
+const PEER_FAILURES: [(&str, PeerFailure); 2] = [("abort", PeerFailure::Abort), ("isolate", PeerFailure::Isolate)];
 const SIGNALS: [(&str, Signals); 2] = [("card", Signals::Card), ("emulated", Signals::Emulated)];
 
 fn choice<T: Copy>(
@@ -204,7 +218,7 @@ mod tests {
         assert_eq!(config.provider, Provider::Efa);
         assert_eq!(config.device, DeviceChoice::Auto);
         assert_eq!(config.policy, Policy::Combining);
-        assert_eq!(config.signals, Signals::Card);
+        assert_eq!((config.signals, config.on_peer_failure), (Signals::Card, PeerFailure::Abort));
         assert_eq!(config.timeout, Duration::from_secs(60));
         assert_eq!(config.wait_timeout, Duration::from_secs(60));
         assert_eq!((config.trace, config.metrics), (None, None));
@@ -234,6 +248,7 @@ mod tests {
             ("FERROGIN_DEVICE", "cpu"),
             ("FERROGIN_POST", "locked"),
             ("FERROGIN_SIGNALS", "emulated"),
+            ("FERROGIN_ON_PEER_FAILURE", "isolate"),
             ("FERROGIN_TIMEOUT", "3"),
             ("FERROGIN_WAIT_TIMEOUT", "0"),
             ("FERROGIN_TRACE", "trace.json"),
@@ -244,7 +259,7 @@ mod tests {
         assert_eq!(config.provider, Provider::SoftEfa);
         assert_eq!(config.device, DeviceChoice::Cpu);
         assert_eq!(config.policy, Policy::Locked);
-        assert_eq!(config.signals, Signals::Emulated);
+        assert_eq!((config.signals, config.on_peer_failure), (Signals::Emulated, PeerFailure::Isolate));
         assert_eq!((config.timeout, config.wait_timeout), (Duration::from_secs(3), Duration::ZERO));
         assert_eq!(config.trace, Some(PathBuf::from("trace.json")));
         assert_eq!(config.metrics.as_deref(), Some("/run/{rank}.prom"));
@@ -259,6 +274,7 @@ mod tests {
             ("FERROGIN_DEVICE", "gpu", "cuda"),
             ("FERROGIN_POST", "lock", "locked"),
             ("FERROGIN_SIGNALS", "strong", "card or emulated"),
+            ("FERROGIN_ON_PEER_FAILURE", "mask", "abort or isolate, or unset it for the default abort"),
             ("FERROGIN_TIMEOUT", "0", "seconds"),
             ("FERROGIN_TIMEOUT", "-1", "seconds"),
             ("FERROGIN_TIMEOUT", "1e3", "seconds"),

@@ -6,6 +6,7 @@ use crate::device::{self, DeviceBuffer, DeviceKind, Use};
 use crate::endpoint::{CounterOffsets, Role, Start};
 use crate::error::Error;
 use crate::fault::{DeviceCounters, ErrorCounter, ErrorCounters};
+use crate::isolation::{Isolation, RANKS_MAX, Tables};
 use crate::kernel_words::{KernelWords, StopWord};
 use crate::log::{counted, first_time};
 use crate::memory::{ContextMemory, FAILURE_OFFSET, MemoryLayout, RegisteredMemory};
@@ -18,7 +19,7 @@ use crate::{registry, trace};
 use emulated::{Inboxes, SignalMemory};
 use ferrogin_ffi::block::{BlockSpec, ContextSpec, Cursors, EmulatedSpec, Layout, Plan, Posts, Progress};
 use ferrogin_ffi::device::DevHandle;
-use ferrogin_ffi::ext::{EmulatedPeer, POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_ffi::ext::{EmulatedPeer, POLICY_COMBINING, POLICY_LOCKED, TargetWords};
 use ferrogin_ffi::nccl::{NET_DEVICE_GIN_EFA_GDA, NetDeviceHandleV11};
 use ferrogin_libfabric::progress;
 use ferrogin_rendezvous::ring::Step;
@@ -47,7 +48,7 @@ pub struct Context {
     metrics: Mutex<Option<metrics::Guard>>,
     watch: Mutex<Option<Guard>>,
     handle: Box<NetDeviceHandleV11>,
-    block: Option<Box<dyn DeviceBuffer>>,
+    block: Option<Arc<dyn DeviceBuffer>>,
     /// From [`Plan::cursors`].
     cursors: Vec<Vec<Cursors>>,
     /// The counters' values before the first request, by context and endpoint.
@@ -55,6 +56,10 @@ pub struct Context {
     /// Set by the first [`drain`].
     drained: AtomicBool,
     contexts: Vec<OneContext>,
+    /// If a lost rank ends only the requests to it. Its users end before the block and the memory.
+    isolation: Option<Arc<Isolation>>,
+    /// Where each context's targets are in the block.
+    targets: Vec<usize>,
     /// Dropped before the memory of the words they add to.
     inboxes: Option<Inboxes>,
     signal_memory: Option<SignalMemory>,
@@ -85,7 +90,7 @@ unsafe impl Sync for Context {}
 struct Ready {
     /// The address of the device handles in `block`.
     handles: *mut c_void,
-    block: Box<dyn DeviceBuffer>,
+    block: Arc<dyn DeviceBuffer>,
     /// The counters' values before the first request, by context and endpoint.
     starts: Vec<Vec<Start>>,
 }
@@ -98,14 +103,19 @@ impl Context {
     /// A card has too few counters or queues; another rank failed; the requested layout can't express a queue.
     pub fn create(coll: &Arc<CollComm>, shape: &Shape) -> Result<Self, Error> {
         let mut span = trace::span("createContext", coll.rank);
-        let shape = &shape.in_job(coll.nranks, coll.plugin.config.signals)?;
+        let shape = &Shape {
+            isolates: shape.isolates && can_isolate(coll),
+            ..shape.in_job(coll.nranks, coll.plugin.config.signals)?
+        };
         let (mut context, all) = coll.agree(Step::CreateContext, Self::build(coll, shape), |(_, own)| own.emit())?;
         let ready = Self::finish(coll, shape, &mut context.0, &all);
         let (ready, _) = coll.agree(Step::ContextReady, ready, |_| Vec::new())?;
         let mut context = context.0;
         context.handle.handle = ready.handles;
+        context.isolation = shape.isolates.then(|| context.isolate(coll, &ready.block)).transpose()?;
         context.block = Some(ready.block);
         context.starts = ready.starts;
+
         context.add_to_metrics(coll);
         let first = &context.contexts[0].endpoints;
         let addresses = context.peers.iter().map(|peers| peers.numbers().len()).sum::<usize>();
@@ -212,6 +222,8 @@ impl Context {
             starts: Vec::new(),
             drained: AtomicBool::new(false),
             contexts,
+            isolation: None,
+            targets: Vec::new(),
             inboxes,
             signal_memory,
             signal_counts,
@@ -225,7 +237,8 @@ impl Context {
             rank: coll.rank,
             nranks: coll.nranks,
         };
-        Ok((context, wire::RankContexts { contexts: parts }))
+        let listener = shape.isolates.then(|| coll.ring_handle()).transpose()?;
+        Ok((context, wire::RankContexts { contexts: parts, listener }))
     }
 
     /// Adds the contexts to FERROGIN_METRICS.
@@ -268,6 +281,20 @@ impl Context {
             })
         });
         let parts = parts.collect::<Result<Vec<_>, _>>()?;
+        if let Some(other) = parts.iter().position(|part| part.listener.is_some() != shape.isolates) {
+            let with = |isolates| if isolates { "isolates" } else { "does not isolate" };
+            return Err(Error::Usage(format!(
+                "rank {other} {} lost ranks in this context, and rank {} {} them: pass the same option, or set the same \
+                 FERROGIN_ON_PEER_FAILURE, on all ranks, on the same kind of machine",
+                with(!shape.isolates),
+                coll.rank,
+                with(shape.isolates)
+            )));
+        }
+        let listeners: Vec<_> = parts.iter().filter_map(|part| part.listener).collect();
+        if shape.isolates {
+            coll.go_on(&listeners)?;
+        }
         context.peers = peers::resolve(coll, shape, &mut context.contexts, &parts)?;
         let mut slices = context.layout.value_slices();
         let mut specs = Vec::with_capacity(shape.n_contexts);
@@ -330,13 +357,15 @@ impl Context {
             abort_flag: context.memory.card.device_address() + context.layout.abort() as u64,
             failure_offset: FAILURE_OFFSET,
             wait_ns: shape.wait_ns,
+            isolates: shape.isolates,
         };
         let plan = Plan::new(&spec);
-        let block = coll.device.allocate(plan.size(), Use::Tables)?;
+        let block: Arc<dyn DeviceBuffer> = coll.device.allocate(plan.size(), Use::Tables)?.into();
         let image = plan.fill(&spec, block.device_address());
         let image = image.map_err(|source| Error::Queue { backend_version: shape.backend_version, source })?;
         block.write(0, image.bytes())?;
         context.cursors = plan.cursors();
+        context.targets = plan.targets();
         let handles = (block.device_address() + plan.handles_offset() as u64) as *mut c_void;
         Ok(Ready { handles, block, starts })
     }
@@ -353,15 +382,43 @@ impl Context {
     pub fn outstanding(&self) -> Result<u64, Error> {
         let Some(block) = &self.block else { return Ok(0) };
         let mut outstanding = 0;
-        for (one, cursors) in self.contexts.iter().zip(&self.cursors) {
-            for (endpoint, cursors) in one.endpoints.iter().zip(cursors) {
+        for ((one, cursors), starts) in self.contexts.iter().zip(&self.cursors).zip(&self.starts) {
+            for ((endpoint, cursors), start) in one.endpoints.iter().zip(cursors).zip(starts) {
                 // Read the count first, so that it isn't ahead of the cursor. Both wrap at 2^31.
                 let completed = endpoint.completed(&*self.memory.card)? as u32;
+                let failures = match &self.isolation {
+                    Some(_) => endpoint.failures(&*self.memory.card, *start) as u32,
+                    None => 0,
+                };
+                let completed = completed.wrapping_add(failures);
                 let posted = posts(&**block, *cursors)?.reserved();
                 outstanding += u64::from(posted.wrapping_sub(completed) & (u32::MAX >> 1));
             }
         }
         Ok(outstanding)
+    }
+
+    /// Describes the context's tables for the isolation of peers.
+    fn isolate(&self, coll: &CollComm, block: &Arc<dyn DeviceBuffer>) -> Result<Arc<Isolation>, Error> {
+        let mut targets = Vec::with_capacity(self.contexts.len());
+        for (first, one) in self.targets.iter().zip(&self.contexts) {
+            let mut bytes = vec![0; one.targets.len() * size_of::<TargetWords>()];
+            block.read(*first, &mut bytes)?;
+            let upper = |target: &[u8]| u32::from_le_bytes(std::array::from_fn(|i| target[4 + i]));
+            targets.push((*first, bytes.chunks_exact(size_of::<TargetWords>()).map(upper).collect()));
+        }
+        let tables = Tables {
+            words: KernelWords::new(&*coll.device, block.clone(), 0, block.len()),
+            targets,
+            losses: self.cursors.iter().flatten().map(|cursors| cursors.losses()).collect(),
+            stop: self.stop.clone(),
+        };
+        Ok(Arc::new(Isolation::new(coll.lost_ranks.clone(), coll.nranks, tables)))
+    }
+
+    /// Returns the isolation of peers, if a lost rank ends only the requests to it.
+    pub fn isolation(&self) -> Option<&Isolation> {
+        self.isolation.as_deref()
     }
 
     /// Starts watching the context's queues and, with `peers`, the other ranks: waits end when a rank exits. `handle` is NCCL's handle for
@@ -413,13 +470,19 @@ impl Context {
             stop: self.stop.clone(),
             report: Report::Clean,
             failure: self.memory.record.host_address().map(<*mut u8>::cast),
-            lost: self.coll.upgrade().filter(|_| peers).map(|coll| coll.lost.clone()),
+            lost: self.coll.upgrade().filter(|_| peers && self.isolation.is_none()).map(|coll| coll.lost.clone()),
+            isolation: self.isolation.clone(),
+            suspects: Vec::new(),
             proxy: self.inboxes.as_ref().map(|inboxes| (Pulse::new(Instant::now()), inboxes.served())),
             output: Output::Log,
         };
         let guard = watcher::watch(watch)?;
         *self.watch.lock() = Some(guard);
-        registry::set_error_counters(handle, counters)?;
+        // With isolation, only the watch tells a lost rank from a failure.
+        registry::set_error_counters(
+            handle,
+            if self.isolation.is_some() { ErrorCounters::Host(Vec::new()) } else { counters },
+        )?;
         Ok(())
     }
 
@@ -441,6 +504,19 @@ impl Drop for Context {
         drop(self.metrics.lock().take());
         drop(self.watch.lock().take());
     }
+}
+
+/// Returns whether peers can be isolated; otherwise logs why not, and a lost rank ends the contexts.
+fn can_isolate(coll: &CollComm) -> bool {
+    if coll.nranks <= RANKS_MAX {
+        return true;
+    }
+    crate::warn!(
+        "rank {}: a lost rank will end this context, as with FERROGIN_ON_PEER_FAILURE=abort: requests cannot tell more than {RANKS_MAX} ranks \
+         apart",
+        coll.rank
+    );
+    false
 }
 
 /// Returns the function that waiting threads call to make the card progress: the provider's, if it offers one. A GPU can't call a host

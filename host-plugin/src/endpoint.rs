@@ -77,6 +77,8 @@ pub const COUNTER_STRIDE: usize = 64;
 
 /// The value of FI_OPT_EFA_RNR_RETRY for unlimited retries: a peer's receives may run out.
 const RETRY_FOREVER: usize = 7;
+/// The value for as many retries as end: a peer that is stopped posts no receives, and requests to it must end if other peers' are to go on.
+const RETRY_LONG: usize = 6;
 /// Key for one line per card, if libfabric doesn't accept that value.
 const FEW_RETRIES: &str = "few retries";
 
@@ -149,6 +151,8 @@ pub struct EndpointOptions<'a> {
     pub info: &'a Info,
     /// Requests in flight.
     pub depth: usize,
+    /// Whether a lost rank ends only the requests to it.
+    pub isolates: bool,
 }
 
 impl Endpoint {
@@ -166,7 +170,7 @@ impl Endpoint {
         memory: &dyn DeviceBuffer,
         offsets: CounterOffsets,
     ) -> Result<Self, Error> {
-        let EndpointOptions { provider, signals, role, info, depth } = options;
+        let EndpointOptions { provider, signals, role, info, depth, isolates } = options;
         let failed = |what: &str| Error::fabric(format!("{what} of endpoint {role} on card {}", rail.name()));
         let errors = location(memory, offsets.errors);
         let completed = location(memory, offsets.completed);
@@ -194,7 +198,8 @@ impl Endpoint {
             qp.bind_counter(signal, bindings::FI_REMOTE_WRITE).map_err(failed("binding the signal counter"))?;
         }
         if signals == Signals::Emulated
-            && let Err(error) = qp.set_number(bindings::FI_OPT_EFA_RNR_RETRY, RETRY_FOREVER)
+            && let Err(error) =
+                qp.set_number(bindings::FI_OPT_EFA_RNR_RETRY, if isolates { RETRY_LONG } else { RETRY_FOREVER })
             && first_time(FEW_RETRIES, &rail.name())
         {
             crate::info!(
@@ -278,6 +283,13 @@ impl Endpoint {
     pub fn has_failed(&self, memory: &dyn DeviceBuffer, start: Start) -> bool {
         let mut bytes = [0; 8];
         memory.read(self.offsets.errors, &mut bytes).is_err() || u64::from_le_bytes(bytes) != start.errors
+    }
+
+    /// Returns how many requests the card has completed in error.
+    pub fn failures(&self, memory: &dyn DeviceBuffer, start: Start) -> u64 {
+        let mut bytes = [0; 8];
+        let read = memory.read(self.offsets.errors, &mut bytes);
+        read.map_or(0, |()| u64::from_le_bytes(bytes).wrapping_sub(start.errors))
     }
 
     /// Rings the doorbell for all requests below `count`, once no kernel uses the endpoint.

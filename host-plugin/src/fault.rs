@@ -43,6 +43,11 @@ impl ErrorCounter {
         unsafe { AtomicU64::from_ptr(self.address.cast_mut()) }.load(Ordering::Relaxed)
     }
 
+    /// Returns how many errors the card has counted, modulo 2^31.
+    pub fn count(&self) -> u32 {
+        (self.read().wrapping_sub(self.first) as u32) & (u32::MAX >> 1)
+    }
+
     /// Returns true if the card has counted an error.
     pub fn has_changed(&self) -> bool {
         self.read() != self.first

@@ -7,13 +7,18 @@
 #![allow(unsafe_code)]
 
 use crate::device::{Device, DeviceBuffer, DeviceError, WordMapping, bytes_of};
+use ferrogin_ffi::ext::{STOP_ABORT, STOP_LOST};
+use parking_lot::Mutex;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+use std::sync::mpsc::{Sender, channel};
 
 /// Words in a buffer that kernels can read.
 pub struct KernelWords {
     buffer: Arc<dyn DeviceBuffer>,
     mapping: Option<WordMapping>,
+    /// Writes by the driver, if there is no other way. Ends with this.
+    writer: Mutex<Option<Sender<(usize, u32)>>>,
 }
 
 impl KernelWords {
@@ -21,7 +26,7 @@ impl KernelWords {
     pub fn new(device: &dyn Device, buffer: Arc<dyn DeviceBuffer>, offset: usize, len: usize) -> Self {
         let address = buffer.device_address() + offset as u64;
         let mapping = if buffer.host_address().is_none() { device.map_words(address as *mut _, len) } else { None };
-        Self { buffer, mapping }
+        Self { buffer, mapping, writer: Mutex::new(None) }
     }
 
     /// Writes the word at `offset`, which is a multiple of 4, and returns at once. Kernels see it soon, unless the driver is stuck.
@@ -37,52 +42,69 @@ impl KernelWords {
             // The mapping combines writes; the fence makes this one leave the CPU.
             fence(Ordering::SeqCst);
         } else {
-            copy(self.buffer.clone(), offset, value);
+            let mut writer = self.writer.lock();
+            let writer = writer.get_or_insert_with(|| start_writer(self.buffer.clone()));
+            // Fails only if the thread didn't start.
+            let _ = writer.send((offset, value));
         }
     }
 }
 
-/// Writes the word by the driver, in a thread that keeps the memory until the driver has returned.
-fn copy(buffer: Arc<dyn DeviceBuffer>, offset: usize, value: u32) {
-    let check = |result: Result<(), DeviceError>| {
-        if let Err(error) = result {
-            crate::warn!(
-                "a kernel's waits cannot be ended: {error}; they end by their time limit. Look for the first CUDA error"
-            );
+/// Starts a thread that writes words by the driver, in order, and keeps the memory until the driver has returned.
+fn start_writer(buffer: Arc<dyn DeviceBuffer>) -> Sender<(usize, u32)> {
+    let (sender, words) = channel();
+    let write = move || {
+        for (offset, value) in words {
+            let written: Result<(), DeviceError> = buffer.write(offset, bytes_of(&[value]));
+            if let Err(error) = written {
+                crate::warn!(
+                    "a kernel's waits cannot be ended: {error}; they end by their time limit. Look for the first CUDA error"
+                );
+            }
         }
     };
-    let write = move || check(buffer.write(offset, bytes_of(&[value])));
-    let thread = std::thread::Builder::new().name("ferrogin-word".to_owned());
     // The library stays loaded (build.rs), so the thread's code does too.
-    if let Err(error) = thread.spawn(write.clone()) {
-        crate::trace!("starting a thread: {error}");
-        write();
+    if let Err(error) = std::thread::Builder::new().name("ferrogin-word".to_owned()).spawn(write) {
+        crate::warn!("a kernel's waits cannot be ended: starting a thread: {error}; they end by their time limit");
     }
+    sender
 }
 
 /// The word that ends the waits of a context's kernels.
 pub struct StopWord {
     words: Arc<KernelWords>,
     offset: usize,
-    raised: AtomicBool,
+    /// Held while it's written, so that writes are in order.
+    value: Mutex<u32>,
 }
 
 impl StopWord {
     /// Takes the word at `offset`, which is 0.
     pub fn new(words: Arc<KernelWords>, offset: usize) -> Self {
-        Self { words, offset, raised: AtomicBool::new(false) }
+        Self { words, offset, value: Mutex::new(0) }
     }
 
-    /// Ends the waits.
+    /// Ends the waits for good.
     pub fn raise(&self) {
-        if !self.raised.swap(true, Ordering::AcqRel) {
-            self.words.store(self.offset, 1);
+        self.replace(STOP_ABORT);
+    }
+
+    /// Ends the waits because of a lost rank, or lets them go on, unless they have been ended for good.
+    pub fn set_lost(&self, is_lost: bool) {
+        self.replace(if is_lost { STOP_LOST } else { 0 });
+    }
+
+    fn replace(&self, new: u32) {
+        let mut value = self.value.lock();
+        if *value != STOP_ABORT && *value != new {
+            *value = new;
+            self.words.store(self.offset, new);
         }
     }
 
-    /// Returns whether the waits have been ended.
+    /// Returns whether the waits have been ended for good.
     pub fn is_raised(&self) -> bool {
-        self.raised.load(Ordering::Acquire)
+        *self.value.lock() == STOP_ABORT
     }
 }
 
@@ -94,9 +116,14 @@ mod tests {
     use crate::device::cpu::CpuDevice;
     use ferrogin_test_support::wait::wait_until;
     use std::mem::MaybeUninit;
-    use std::sync::Mutex;
+    use std::sync::Mutex as StdMutex;
 
     impl StopWord {
+        /// Returns whether a lost rank ends the waits.
+        pub fn is_lost(&self) -> bool {
+            *self.value.lock() == STOP_LOST
+        }
+
         /// Returns a word in a CPU's memory.
         pub fn on_cpu() -> Arc<Self> {
             let device = CpuDevice::new(false);
@@ -119,13 +146,22 @@ mod tests {
         assert_eq!((stop.is_raised(), word(&*stop.words.buffer, 8), word(&*stop.words.buffer, 12)), (true, 1, 0));
         stop.words.store(8, 0);
         stop.raise();
+        stop.set_lost(true);
         assert_eq!(word(&*stop.words.buffer, 8), 0);
+        let lost = StopWord::on_cpu();
+        let words = [true, true, false, true].map(|is_lost| {
+            lost.set_lost(is_lost);
+            (lost.is_raised(), word(&*lost.words.buffer, 8))
+        });
+        assert_eq!(words, [(false, STOP_LOST), (false, STOP_LOST), (false, 0), (false, STOP_LOST)]);
+        lost.raise();
+        assert_eq!((lost.is_raised(), word(&*lost.words.buffer, 8)), (true, 1));
     }
 
     /// Memory of a GPU whose driver is stuck while `driver` is locked.
     struct Gpu {
         memory: Box<dyn DeviceBuffer>,
-        driver: Arc<Mutex<()>>,
+        driver: Arc<StdMutex<()>>,
     }
 
     impl DeviceBuffer for Gpu {
@@ -158,7 +194,7 @@ mod tests {
 
     #[test]
     fn stuck_driver_holds_up_neither_writer_nor_owner() {
-        let (device, driver) = (CpuDevice::new(false), Arc::new(Mutex::new(())));
+        let (device, driver) = (CpuDevice::new(false), Arc::new(StdMutex::new(())));
         let memory = device.allocate(64, Use::Card).unwrap();
         let buffer: Arc<dyn DeviceBuffer> = Arc::new(Gpu { memory, driver: driver.clone() });
         let still_there = Arc::downgrade(&buffer);

@@ -11,6 +11,8 @@
 //!
 //! [`rma`] is NCCL's RMA plugin, `ncclRmaPlugin_v16` to `_v13`. It shares set-up, devices and messages with these modules.
 //!
+//! With FERROGIN_ON_PEER_FAILURE=isolate, [`isolation`] keeps a lost rank from ending the others.
+//!
 //! With FERROGIN_SIGNALS=emulated, the [`signal_proxy`] adds peers' signals to words in memory.
 //!
 //! [`device`] allocates device memory, on a GPU or on the CPU. The [`watcher`] drains the completion queues and reports errors, which
@@ -29,6 +31,7 @@ pub mod device;
 pub mod endpoint;
 pub mod error;
 pub mod fault;
+pub mod isolation;
 pub mod kernel_words;
 pub mod log;
 pub mod memory;

@@ -413,6 +413,8 @@ mod tests {
             report: Report::Clean,
             failure: None,
             lost: None,
+            isolation: None,
+            suspects: Vec::new(),
             proxy: Some((Pulse::new(began), vec![served.clone()])),
             output: Output::Log,
         };

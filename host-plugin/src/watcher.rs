@@ -9,14 +9,15 @@
 use crate::endpoint::Role;
 use crate::error::Error;
 use crate::fault::ErrorCounter;
+use crate::isolation::{Isolation, LostRanks, Verdict};
 use crate::kernel_words::StopWord;
 use crate::log::counted;
 use crate::signal_proxy::{Pulse, Served};
 use crate::{registry, shortage};
 use efa_dp_direct::wire::{CdescCommon, CompStatus, SendOp, TxMetaDesc};
-use ferrogin_ffi::ext::Target;
+use ferrogin_ffi::ext::{RANK_ID, Target};
 use ferrogin_ffi::failure::{CARD_ERROR, Failure, Record};
-use ferrogin_rendezvous::ring::Ring;
+use ferrogin_rendezvous::ring::{Departure, Ring};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{c_int, c_void};
@@ -32,6 +33,10 @@ const PAUSE: Duration = Duration::from_millis(1);
 const PAUSE_IDLE: Duration = Duration::from_millis(50);
 /// Time between checks of the other ranks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
+/// The same in a ring that goes on without ranks that go, where each rank passes the news on.
+const NEWS_INTERVAL: Duration = Duration::from_millis(10);
+/// How long the other ranks have to say that a rank is gone which a failed request may be due to: longer than news take to all ranks.
+const SUSPECT_LIMIT: Duration = Duration::from_secs(2);
 /// What to do after a context's first failure. NCCL's programs have no handle of the context.
 const UNUSABLE: &str = "This context is now unusable: destroy it on all ranks, or with NCCL the communicator";
 /// Rounds to wait for a failure's entry after an error counter has changed.
@@ -184,6 +189,10 @@ pub struct Watch {
     pub failure: Option<*mut Record>,
     /// The first lost rank, for the host API's contexts. NCCL watches its ranks itself.
     pub lost: Option<LostRank>,
+    /// If a lost rank ends only the requests to it.
+    pub isolation: Option<Arc<Isolation>>,
+    /// Failed requests to ranks that may be lost: endpoint, entry, time.
+    pub suspects: Vec<(usize, CdescCommon, Instant)>,
     /// With emulated signals: the signal proxy's progress, and the inboxes.
     pub proxy: Option<(Pulse, Vec<Arc<Served>>)>,
     /// What becomes of the report.
@@ -207,6 +216,7 @@ pub type LostRank = Arc<OnceLock<usize>>;
 struct RingWatch {
     ring: Arc<Mutex<Ring>>,
     lost: LostRank,
+    lost_ranks: Arc<LostRanks>,
     next: Option<Instant>,
 }
 
@@ -217,9 +227,27 @@ impl RingWatch {
             return;
         }
         self.next = Some(now + CHECK_INTERVAL);
-        if let Some(lost) = self.ring.try_lock().and_then(|mut ring| ring.lost(now)) {
-            let _ = self.lost.set(lost);
+        let Some(mut ring) = self.ring.try_lock() else { return };
+        if !ring.goes_on() {
+            if let Some(lost) = ring.lost(now) {
+                let _ = self.lost.set(lost);
+            }
+            return;
         }
+        self.next = Some(now + NEWS_INTERVAL);
+        match ring.departures(self.lost_ranks.all().into_iter(), now) {
+            Ok(gone) => {
+                gone.into_iter().for_each(|(rank, departure)| self.lost_ranks.add(rank, || gone_text(departure)))
+            }
+            Err(error) => self.lost_ranks.give_up(error.to_string()),
+        }
+    }
+}
+
+fn gone_text(departure: Departure) -> String {
+    match departure {
+        Departure::Lost => "its process has ended, or does not answer".to_owned(),
+        Departure::Closed => "it has closed its communicator".to_owned(),
     }
 }
 
@@ -245,12 +273,17 @@ impl Watch {
     pub(crate) fn round(&mut self, now: Instant) -> bool {
         let mut busy = false;
         let mut failure = None;
+        let mut failed = std::mem::take(&mut self.suspects);
         for (i, endpoint) in self.endpoints.iter_mut().enumerate() {
             while let Some(entry) = endpoint.cq.poll() {
                 busy = true;
                 // After a failure the card flushes requests, so any other status is the cause.
                 if entry.status != CompStatus::Ok.raw() {
                     endpoint.failures.fetch_add(1, Ordering::Relaxed);
+                    if self.isolation.is_some() {
+                        failed.push((i, entry, now));
+                        continue;
+                    }
                     let better = failure.is_none_or(|(_, first): (usize, CdescCommon)| {
                         first.status == CompStatus::Flushed.raw() && entry.status != first.status
                     });
@@ -260,11 +293,15 @@ impl Watch {
                 }
             }
         }
+        if let Some(isolation) = self.isolation.clone() {
+            failure = self.isolate(&isolation, failed, now);
+            busy |= !self.suspects.is_empty();
+        }
         if let Some((i, entry)) = failure {
             self.fail();
             if self.report != Report::Done {
                 let text = self.describe(i, entry);
-                self.report(text);
+                self.report(format!("{text}. {UNUSABLE}"));
             }
         }
         if let Some(problem) = self.proxy.as_mut().and_then(|(pulse, _)| pulse.problem(now)) {
@@ -296,19 +333,22 @@ impl Watch {
         }
         match self.report {
             Report::Clean => {
-                let has_changed =
-                    |endpoint: &WatchedEndpoint| endpoint.errors.is_some_and(|errors| errors.has_changed());
-                let counted = self.endpoints.iter().position(has_changed);
+                let counted = (0..self.endpoints.len()).find(|i| self.has_unread_failure(*i));
                 if is_known || counted.is_some() {
-                    self.fail();
+                    if self.isolation.is_none() {
+                        self.fail();
+                    }
                     self.report = Report::Counted(0, counted);
                 }
             }
+            // The entry has come.
+            Report::Counted(_, Some(i)) if !self.has_unread_failure(i) => self.report = Report::Clean,
             Report::Counted(rounds, i) if rounds >= ENTRY_ROUNDS => {
+                self.fail();
                 // The card may have overwritten whole laps, which the phase does not show, so the search covers whole rings.
                 let failure = |i: usize| self.endpoints[i].cq.failure().map(|entry| (i, entry));
                 let found = i.map_or_else(|| (0..self.endpoints.len()).find_map(failure), failure);
-                let text = found.map(|(i, entry)| self.describe(i, entry)).unwrap_or_else(|| {
+                let text = found.map(|(i, entry)| format!("{}. {UNUSABLE}", self.describe(i, entry))).unwrap_or_else(|| {
                     let place = i.map(|i| self.endpoints[i].name);
                     let place = place.map(|(context, role)| format!(" on endpoint {role} of context {context}"));
                     format!(
@@ -323,6 +363,53 @@ impl Watch {
             Report::Done => {}
         }
         busy || matches!(self.report, Report::Counted(..))
+    }
+
+    /// Returns whether the card has counted a failure whose entry hasn't been read.
+    fn has_unread_failure(&self, i: usize) -> bool {
+        let errors = self.endpoints[i].errors;
+        match &self.isolation {
+            None => errors.is_some_and(|errors| errors.has_changed()),
+            Some(isolation) => {
+                let suspects = self.suspects.iter().filter(|(endpoint, ..)| *endpoint == i).count() as u32;
+                errors.is_some_and(|errors| errors.count() != isolation.counted(i) + suspects)
+            }
+        }
+    }
+
+    /// Sorts failed requests by their peers, and tells the kernels of lost ranks. Returns a failure that isn't due to one.
+    fn isolate(
+        &mut self,
+        isolation: &Isolation,
+        failed: Vec<(usize, CdescCommon, Instant)>,
+        now: Instant,
+    ) -> Option<(usize, CdescCommon)> {
+        let mut failure = None;
+        for (i, entry, at) in failed {
+            match isolation.judge(entry.status, entry.req_id) {
+                Verdict::Lost(rank) => {
+                    isolation.add(rank, || self.describe(i, entry));
+                    isolation.count(i, rank);
+                }
+                Verdict::Suspect(rank) if isolation.is_lost(rank) => isolation.count(i, rank),
+                Verdict::Suspect(_) if now < at + SUSPECT_LIMIT => self.suspects.push((i, entry, at)),
+                Verdict::Suspect(_) | Verdict::Failure => failure = failure.or(Some((i, entry))),
+            }
+        }
+        for (rank, reason) in isolation.publish() {
+            if self.output == Output::Log {
+                crate::warn!(
+                    "rank {}: rank {rank} is lost: {reason}. Posts to it are refused, and waits return FGIN_PEER_LOST until the program calls \
+                     ferrogin_acknowledge_lost",
+                    self.rank
+                );
+            }
+        }
+        if let Some(reason) = isolation.given_up().filter(|_| self.report != Report::Done) {
+            self.fail();
+            self.report(reason);
+        }
+        failure
     }
 
     /// Reports the context's first failure.
@@ -397,7 +484,7 @@ impl Watch {
         let is_software = self.endpoints[i].ring.is_some();
         let shortage = (is_software && is_unreachable(status)).then(shortage::of_software_card).flatten();
         format!(
-            "{operation} {} on endpoint {role} of context {context} failed: {reason} (status {}); {}. {UNUSABLE}",
+            "{operation} {} on endpoint {role} of context {context} failed: {reason} (status {}); {}",
             self.peers(i, entry.req_id),
             entry.status,
             shortage.map_or(advice(status).to_owned(), |shortage| shortage.to_string()),
@@ -418,6 +505,8 @@ impl Watch {
         let endpoint = &self.endpoints[i];
         let requests = endpoint.ring.into_iter().flat_map(RingView::requests).filter(|request| request.req_id == id);
         let found: BTreeSet<_> = requests.filter_map(|request| self.peer(i, &request)).collect();
+        // In a context that isolates peers, ferrogin's ids have a mark.
+        let id = if self.isolation.is_some() { id & !RANK_ID } else { id };
         let ranks: Vec<_> = found.iter().map(ToString::to_string).collect();
         match ranks.len() {
             0 if usize::from(id) < self.nranks && endpoint.ring.is_some() => format!("rank {id}"),
@@ -513,13 +602,13 @@ pub fn watch(watch: Watch) -> Result<Guard, Error> {
     add(|table, id| drop(table.watches.insert(id, watch)))
 }
 
-/// Starts checking a communicator's ring, between its collective calls, and reports a lost rank in `lost`. The caller drops the guard
-/// before the ring.
+/// Starts checking a communicator's ring, between its collective calls, and reports a lost rank in `lost`, or all that are lost in
+/// `lost_ranks` if the ring goes on. The caller drops the guard before the ring.
 ///
 /// # Errors
 /// The thread doesn't start.
-pub fn watch_ring(ring: Arc<Mutex<Ring>>, lost: LostRank) -> Result<Guard, Error> {
-    add(|table, id| drop(table.rings.insert(id, RingWatch { ring, lost, next: None })))
+pub fn watch_ring(ring: Arc<Mutex<Ring>>, lost: LostRank, lost_ranks: Arc<LostRanks>) -> Result<Guard, Error> {
+    add(|table, id| drop(table.rings.insert(id, RingWatch { ring, lost, lost_ranks, next: None })))
 }
 
 fn add(insert: impl FnOnce(&mut Table, u64)) -> Result<Guard, Error> {
@@ -596,7 +685,9 @@ fn run(stop: &AtomicBool) {
         for watch in table.watches.values_mut() {
             busy |= watch.round(Instant::now());
         }
-        pause = if busy { PAUSE } else { (pause + PAUSE).min(PAUSE_IDLE) };
+        let longest =
+            if table.watches.values().any(|watch| watch.isolation.is_some()) { NEWS_INTERVAL } else { PAUSE_IDLE };
+        pause = if busy { PAUSE } else { (pause + PAUSE).min(longest) };
         WAKE.wait_for(&mut table, pause);
     }
 }

@@ -11,6 +11,7 @@ use crate::wait::{Limit, Spin};
 use core::mem::offset_of;
 use ferrogin_ffi::assert_layout;
 use ferrogin_ffi::device::{CounterHandle, DevHandle};
+use ferrogin_ffi::ext::STOP_LOST;
 
 /// Number of endpoints that a [`FlushRequest`] has entries for.
 const ENTRIES: usize = 15;
@@ -66,13 +67,21 @@ impl<'a> Context<'a> {
     /// Out of line, so that flushing an idle context saves no registers.
     #[inline(never)]
     fn flush_used(self, first: Option<(u32, u64)>, rank: u32, size: u32) -> Result<(), Status> {
-        self.flush_within(first, rank, size, self).into()
+        self.flush_within(first, rank, size, true, self).into()
     }
 
-    /// [`Context::flush_part`], inlined and with other limits. `rank` is below `size`.
+    /// [`Context::flush_part`], inlined and with other limits. `rank` is below `size`. Without `rings_all`, a loss leaves deferred posts to
+    /// the next flush.
     #[inline(always)]
-    pub(super) fn flush_within(&self, first: Option<(u32, u64)>, rank: u32, size: u32, limits: impl Limit) -> Outcome {
-        used_set(self.ext).visit(first, |i| {
+    pub(super) fn flush_within(
+        &self,
+        first: Option<(u32, u64)>,
+        rank: u32,
+        size: u32,
+        rings_all: bool,
+        limits: impl Limit,
+    ) -> Outcome {
+        used_set(self.ext).visit(first, rings_all, |i| {
             if size > 1 && i % size != rank {
                 return Outcome::COMPLETED;
             }
@@ -84,7 +93,19 @@ impl<'a> Context<'a> {
     #[inline(always)]
     fn visit_used(&self, mut look: impl FnMut(u32, Endpoint<'a>) -> Result<(), Status>) -> Result<(), Status> {
         let outcome = |i| look(i, self.endpoint(i)).map_or_else(Outcome::failed, |()| Outcome::COMPLETED);
-        used_set(self.ext).visit(None, outcome).into()
+        used_set(self.ext).visit(None, true, outcome).into()
+    }
+
+    /// Waits like [`Context::flush`], but doesn't report losses: every earlier post has completed, or failed because its peer is lost. Differs
+    /// only in a context that isolates peers.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Context::flush`], except [`Status::PeerLost`].
+    pub fn settle(&self) -> Result<(), Status> {
+        let limits = Settling(*self);
+        let first = used_set(self.ext).first();
+        if first.is_none() { Ok(()) } else { self.flush_within(first, 0, 1, true, limits).into() }
     }
 
     /// Rings aggregated posts on all endpoints, without waiting for them to complete.
@@ -108,8 +129,28 @@ impl<'a> Context<'a> {
 
     /// Flushes the `i`th endpoint, or waits until an earlier flush of it reaches `at`.
     #[inline(never)]
-    pub(super) fn flush_endpoint(self, i: u32, at: Option<u32>) -> Result<(), Status> {
+    fn flush_endpoint(self, i: u32, at: Option<u32>) -> Result<(), Status> {
         self.endpoint(i).flush(self.ext.policy, at, self).into()
+    }
+
+    /// Does the same without reporting losses: see [`Context::settle`].
+    #[inline(never)]
+    pub(super) fn settle_endpoint(self, i: u32, at: Option<u32>) -> Result<(), Status> {
+        self.endpoint(i).flush(self.ext.policy, at, Settling(self)).into()
+    }
+
+    /// Waits until every earlier post on this context has ended, but not for later posts. Deferred posts are rung first.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn settle_earlier(self) -> Result<(), Status> {
+        let request = self.begin_flush(Settling(self))?;
+        request.entries[..request.n_entries as usize]
+            .iter()
+            .try_for_each(|entry| self.settle_endpoint(entry.endpoint, Some(entry.at)))?;
+        match request.first_without {
+            0 => Ok(()),
+            first => self.visit_used(|i, _| if i < first { Ok(()) } else { self.settle_endpoint(i, None) }),
+        }
     }
 
     /// Begins a flush of every earlier post on this context, and rings aggregated ones. The flush has ended once [`Context::wait_flush`]
@@ -119,11 +160,15 @@ impl<'a> Context<'a> {
     ///
     /// As for [`Context::flush`].
     pub fn flush_async(&self) -> Result<FlushRequest, Status> {
+        self.begin_flush(*self)
+    }
+
+    fn begin_flush(&self, limits: impl Limit) -> Result<FlushRequest, Status> {
         let mut request = FlushRequest::default();
         self.visit_used(|i, endpoint| {
-            let (mut at, mut spin) = (None, Spin::new(*self));
+            let (mut at, mut spin) = (None, Spin::new(limits));
             let at = loop {
-                match (endpoint.flush_round(self.ext.policy, &mut at), at) {
+                match (endpoint.flush_round(self.ext.policy, limits.reports_losses(), &mut at), at) {
                     (Outcome::WAITS, Some(at)) => break at,
                     (Outcome::WAITS, None) => spin.pause()?,
                     (ended, _) => return ended.into(),
@@ -165,7 +210,8 @@ impl<'a> Context<'a> {
     /// As for [`Context::wait_flush`].
     pub fn test_flush(&self, request: &FlushRequest) -> Result<bool, Status> {
         let has_ended =
-            |endpoint: Endpoint<'_>, mut at: Option<u32>| match endpoint.flush_round(self.ext.policy, &mut at) {
+            |endpoint: Endpoint<'_>, mut at: Option<u32>| match endpoint.flush_round(self.ext.policy, true, &mut at) {
+                Outcome::WAITS if self.stop_word() == STOP_LOST => Err(Status::PeerLost),
                 Outcome::WAITS => Ok(false),
                 ended => Result::from(ended).map(|()| true),
             };
@@ -333,10 +379,11 @@ impl<'a> FlushLimits<'a> {
 
 impl Limit for FlushLimits<'_> {
     #[inline(always)]
-    fn aborted(&self) -> bool {
+    fn stop_word(&self) -> u32 {
         // SAFETY: the caller of `fgin_fast_flush` vouches for the word; host and kernels access it atomically.
         let read = || unsafe { AtomicU32::from_ptr(self.abort) }.load_external(Ordering::Relaxed);
-        self.context.aborted() || (!self.abort.is_null() && read() != 0)
+        let other = if self.abort.is_null() { 0 } else { read() };
+        self.context.stop_word() | other
     }
 
     #[inline(always)]
@@ -351,6 +398,32 @@ impl Limit for FlushLimits<'_> {
     #[inline(always)]
     fn progress(&self) -> bool {
         self.context.progress()
+    }
+}
+
+/// The limits of a wait within an operation, which doesn't report losses.
+#[derive(Clone, Copy)]
+struct Settling<'a>(Context<'a>);
+
+impl Limit for Settling<'_> {
+    #[inline(always)]
+    fn stop_word(&self) -> u32 {
+        self.0.stop_word()
+    }
+
+    #[inline(always)]
+    fn reports_losses(&self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn has_passed(&self, began_ns: &mut u64) -> bool {
+        self.0.has_passed(began_ns)
+    }
+
+    #[inline(always)]
+    fn progress(&self) -> bool {
+        self.0.progress()
     }
 }
 

@@ -132,10 +132,12 @@ impl<'a> Context<'a> {
             self.post_counted(tables, Operation { flags: flags.with(Flags::AGGREGATE), ..operation })?;
         }
         if is_strong {
-            self.wait_for_earlier()?;
+            self.settle_earlier()?;
         } else if has_put {
-            self.flush_endpoint(route.poster, None)?;
+            self.settle_endpoint(route.poster, None)?;
         }
+        // Meanwhile, the peer may have been lost. The loss of another one doesn't hold this one's signal back.
+        let template = if is_strong | has_put { tables.target(route.target).existing()? } else { template };
         let wqe = match vehicle {
             Vehicle::Write(word) => {
                 let (remote, local) = tables.nothing(peer, true);
@@ -148,14 +150,6 @@ impl<'a> Context<'a> {
         }
         // On the data endpoint, as a counter counts only the put, and rung: the next plain operation on the put's queue wouldn't ring it.
         self.post(self.endpoint(DATA), flags, false, wqe)
-    }
-
-    /// Waits until every earlier post on this context has completed, but not for later posts. Deferred posts are rung first.
-    #[cold]
-    #[inline(never)]
-    fn wait_for_earlier(self) -> Result<(), Status> {
-        let request = self.flush_async()?;
-        self.wait_flush(&request)
     }
 
     /// Returns the word of this rank's signal `id`.

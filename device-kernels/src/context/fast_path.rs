@@ -197,7 +197,7 @@ pub unsafe extern "C" fn fgin_continue(
 #[inline(always)]
 fn finish(endpoint: Endpoint<'_>, operation: Operation, next: NextStep, word: u64) -> Result<(), Status> {
     let (context, aggregate) = (context_of(endpoint), operation.flags.is_aggregate());
-    let wqe = operation.wqe_for(endpoint, context.tables().target(next.target()).template())?;
+    let wqe = operation.wqe_for(endpoint, context.tables().target(next.target()).reserved())?;
     if next.step() == NextStep::JOIN {
         return super::warp::join(endpoint, aggregate, wqe);
     }

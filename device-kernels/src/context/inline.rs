@@ -116,5 +116,5 @@ pub unsafe extern "C" fn fgin_fast_flush(
 ) -> u64 {
     // SAFETY: the caller vouches that `ctx` came from `fgin_open` and is alive.
     let context = unsafe { Context::from_ptr(ctx) };
-    context.flush_within(None, rank, size, FlushLimits::new(context, abort, clock, limit)).failure().into()
+    context.flush_within(None, rank, size, false, FlushLimits::new(context, abort, clock, limit)).failure().into()
 }

@@ -68,7 +68,8 @@ impl Context<'_> {
             operation = rest;
         }
         if !operation.named.is_none() {
-            self.flush_endpoint(DATA, None)?;
+            self.settle_endpoint(DATA, None)?;
+            tables.target(data.target).existing()?;
         }
         Ok(operation)
     }

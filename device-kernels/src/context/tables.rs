@@ -9,7 +9,7 @@ use core::marker::PhantomData;
 use core::mem::size_of;
 use efa_dp_direct::wqe::words::WqeTemplate;
 use ferrogin_ffi::device::{MrHandle, MrPeer};
-use ferrogin_ffi::ext::{Routes, TargetWords};
+use ferrogin_ffi::ext::{LOST_TARGET, Routes, TargetWords};
 
 /// The signal or counter that an operation names, if any.
 #[derive(Clone, Copy)]
@@ -162,8 +162,8 @@ impl<'a> Tables<'a> {
     /// Returns the target at a route's index.
     #[inline(always)]
     pub(super) fn target(self, index: u32) -> Target {
-        // SAFETY: `try_route` has bounded peer and slot, and the table has an aligned entry for each pair of them, constant as long as the
-        // context.
+        // SAFETY: `try_route` has bounded peer and slot, and the table has an aligned entry for each pair of them, as long as the context.
+        // The host changes nothing in it but the mark of a lost rank, whose byte no other load takes part of.
         Target(unsafe { constant::load(element(self.0.targets, index)) })
     }
 
@@ -229,7 +229,7 @@ fn element<T>(table: *const T, index: u32) -> *const T {
 pub(super) struct Target(TargetWords);
 
 impl Target {
-    /// Returns whether the peer has this endpoint.
+    /// Returns whether the peer has this endpoint, and isn't lost.
     #[inline(always)]
     pub(super) fn exists(self) -> bool {
         self.0.head as i64 > 0
@@ -241,10 +241,19 @@ impl Target {
         WqeTemplate { head: self.0.head, second: self.0.second, third: self.0.third }
     }
 
-    /// Returns the same, or an error if the peer has no such endpoint.
+    /// Returns the same for a request that is reserved already, and which the loss of the peer can't take back.
+    pub(super) fn reserved(self) -> WqeTemplate {
+        WqeTemplate { head: self.0.head & !LOST_TARGET, ..self.template() }
+    }
+
+    /// Returns the same, or an error if the peer has no such endpoint or is lost.
     #[inline(always)]
     pub(super) fn existing(self) -> Result<WqeTemplate, Status> {
-        if self.exists() { Ok(self.template()) } else { Err(Status::InvalidArgument) }
+        match self.0.head as i64 {
+            1.. => Ok(self.template()),
+            0 => Err(Status::InvalidArgument),
+            _ => Err(Status::PeerLost),
+        }
     }
 }
 

@@ -2,6 +2,9 @@
 //!
 //! A flush raises the policy's barrier to the next post's number, and ends when the count has reached that number. A round never waits for
 //! another thread, so the caller's loop over the rounds decides how long a flush waits.
+//!
+//! In a context that isolates peers, failed requests count too. A flush that reports losses then waits for the host, which either ends all
+//! waits with [`STOP_LOST`](ferrogin_ffi::ext::STOP_LOST), once it knows the lost rank, or says that the program has acknowledged the failures.
 
 use super::combining::{self, CombiningQueue};
 use super::locked::{self, LockedQueue};
@@ -10,6 +13,7 @@ use super::outstanding;
 use crate::status::Status;
 use crate::sync::Ordering;
 use crate::wait::{Limit, Spin};
+use ferrogin_ffi::ext::Losses;
 
 /// A queue for both policies.
 pub trait FlushQueue: CombiningQueue + LockedQueue {}
@@ -18,14 +22,20 @@ impl<Q: CombiningQueue + LockedQueue> FlushQueue for Q {}
 /// Runs one round of a flush, which rings what is ready. `at` is the number that the count has to reach, or `None` if the flush hasn't
 /// begun. Another round may follow as long as the flush [waits](Outcome::WAITS).
 #[inline(always)]
-pub fn round<Q: FlushQueue>(queue: Q, by_lock: bool, at: &mut Option<u32>) -> Outcome {
-    // The count is read before the cursor. In the other order, completions of later posts would count as earlier ones.
+pub fn round<Q: FlushQueue>(queue: Q, by_lock: bool, reports_losses: bool, at: &mut Option<u32>) -> Outcome {
+    // The counts are read before the cursor. In the other order, completions of later posts would count as earlier ones.
+    let failures = queue.failures();
     let completed = queue.completed();
     let words = queue.words();
-    let (has_failed, is_poisoned) = (queue.failed(), words.poison.load(Ordering::Relaxed) != 0);
+    let is_poisoned = words.poison.load(Ordering::Relaxed) != 0;
+    // The top bit, which no count has, is set if no failure ends the flush.
+    let acknowledged = if failures != 0 { queue.acknowledged() } else { Losses::ISOLATES };
+    let has_failed = acknowledged & Losses::ISOLATES == 0;
     if has_failed | is_poisoned {
         return Outcome::failed(if has_failed { Status::CardError } else { Status::Poisoned });
     }
+    // A flush that reports losses waits until its failures are acknowledged, or the host ends the wait.
+    let completed = completed.wrapping_add(if reports_losses { acknowledged } else { failures });
     let now = words.cursor.load(Ordering::Relaxed);
     let outcome = match *at {
         None if by_lock => locked::begin_flush(queue, completed, at),
@@ -50,7 +60,7 @@ pub fn round<Q: FlushQueue>(queue: Q, by_lock: bool, at: &mut Option<u32>) -> Ou
 pub fn flush<Q: FlushQueue>(queue: Q, by_lock: bool, mut at: Option<u32>, limits: impl Limit) -> Outcome {
     let mut spin = Spin::new(limits);
     loop {
-        let outcome = round(queue, by_lock, &mut at);
+        let outcome = round(queue, by_lock, limits.reports_losses(), &mut at);
         if outcome != Outcome::WAITS {
             return outcome;
         }

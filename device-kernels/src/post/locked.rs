@@ -76,18 +76,21 @@ pub fn post<Q: LockedQueue>(queue: Q, limits: impl Limit, aggregate: bool, wqe: 
     let words = queue.lock_words();
     let _lock = lock(queue, words, limits)?;
     let idx = queue.next();
-    // Without this check, a ring that never fills would take posts forever after an error.
-    if idx.is_multiple_of(MAX_BATCH) && queue.failed() {
-        return Err(Status::CardError);
-    }
+    let takes_failures = || queue.has_identified(queue.failures());
     let limit = max_outstanding(queue, idx, words.barrier.load(Ordering::Relaxed));
+    let has_room = || {
+        outstanding(idx, queue.completed()) <= limit
+            || takes_failures() && outstanding(idx, queue.completed().wrapping_add(queue.failures())) <= limit
+    };
     let is_batch_full = idx.wrapping_sub(queue.published()) >= queue.max_batch();
-    if is_batch_full || outstanding(idx, queue.completed()) > limit {
+    // Without this check, a ring that never fills would take posts forever after an error, and the error's completion would be overwritten.
+    let must_check = idx.is_multiple_of(MAX_BATCH.min(queue.sq_size())) && !takes_failures();
+    if is_batch_full || must_check || !has_room() {
         ring(queue);
         // The doorbell must come before later requests.
         queue.fence();
         let mut spin = Spin::new(limits);
-        while outstanding(idx, queue.completed()) > limit {
+        while !(has_room() && takes_failures()) {
             pause(queue, &mut spin)?;
         }
     }

@@ -4,8 +4,9 @@
 //! again, when every post before a flush has completed, and which poster rings. They are hard because the card completes requests in any
 //! order and only counts completions.
 //!
-//! Both policies rely on admission. Let `idx` be a post's number on its endpoint, and `C` the card's completion count. A post is *admitted*
-//! when `idx - C`, the number of earlier posts that haven't completed, is at most
+//! Both policies rely on admission. Let `idx` be a post's number on its endpoint, and `C` the card's count of requests that have ended:
+//! its completion count and, in a context that isolates peers, its error count, as a failed request has ended too. Two counts that are read
+//! one after the other add up to no more than the requests that have ended by the second read. A post is *admitted* when `idx - C`, the number of earlier posts that haven't completed, is at most
 //!
 //! * `sq_size - 1`, so that the ring doesn't overflow. The card fetches in order, so a count is enough;
 //! * `idx mod V`, where the endpoint has `V` value slots. Then every post of earlier laps has completed, whichever posts of this lap
@@ -26,6 +27,7 @@ pub mod used;
 
 use crate::status::Status;
 use crate::wait::{Limit, Spin};
+use ferrogin_ffi::ext::Losses;
 
 /// Completion counters wrap at 2^31.
 pub const COUNT_MASK: u32 = 0x7fff_ffff;
@@ -36,8 +38,27 @@ const MAX_BATCH: u32 = 16;
 pub trait Queue: Copy {
     /// Returns the card's completion count since the first post: low 31 bits, with acquire ordering.
     fn completed(&self) -> u32;
-    /// Returns whether the card has completed a work request of this endpoint in error.
-    fn failed(&self) -> bool;
+    /// Returns how many work requests the card has completed in error since the first post: low 31 bits, with acquire ordering.
+    fn failures(&self) -> u32;
+    /// Returns [`Losses::acknowledged`]. Read only if there are failures.
+    fn acknowledged(&self) -> u32;
+    /// Returns [`Losses::identified`]. Read only if there are failures, or when a time limit has passed.
+    fn identified(&self) -> u32;
+    /// Returns whether the context isolates peers.
+    #[inline(always)]
+    fn isolates(&self) -> bool {
+        self.identified() & Losses::ISOLATES != 0
+    }
+    /// Returns whether the host has identified the peers of all `failures`, so that their completions need no more room.
+    #[inline(always)]
+    fn has_identified(&self, failures: u32) -> bool {
+        failures == 0 || self.identified() == Losses::ISOLATES | failures
+    }
+    /// Returns whether a failed work request ends the posts and waits of this endpoint.
+    #[inline(always)]
+    fn has_failed(&self) -> bool {
+        self.failures() != 0 && !self.isolates()
+    }
     /// Returns how many work requests may be outstanding at once.
     fn sq_size(&self) -> u32;
     /// Returns how many work requests may be written but not yet rung.
@@ -128,11 +149,11 @@ fn outstanding(idx: u32, completed: u32) -> u32 {
     idx.wrapping_sub(completed) & COUNT_MASK
 }
 
-/// Waits one more round on `queue`.
+/// Waits one more round for a post on `queue`.
 #[inline(always)]
 pub(crate) fn pause<Q: Queue, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Result<(), Status> {
-    if queue.failed() {
+    if queue.has_failed() {
         return Err(Status::CardError);
     }
-    spin.pause()
+    spin.pause_post(|| queue.isolates())
 }

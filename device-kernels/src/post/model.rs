@@ -30,7 +30,7 @@ use super::combining::{self, CombiningQueue};
 use super::locked::{self, LockedQueue};
 use super::{COUNT_MASK, Queue};
 use crate::sync::{AtomicU32, AtomicU64, Ordering::Relaxed};
-use ferrogin_ffi::ext::STATE_RUNG_SHIFT;
+use ferrogin_ffi::ext::{Losses, STATE_RUNG_SHIFT};
 
 /// A word on its own cache line, because posters on several processors contend for it.
 #[repr(align(128))]
@@ -90,9 +90,13 @@ pub trait Backend {
     fn geometry(&self) -> Geometry;
     /// Returns the card's completion count.
     fn completed(&self) -> u32;
-    /// Returns whether the card has completed a work request in error.
-    fn failed(&self) -> bool {
-        false
+    /// Returns how many work requests the card has completed in error.
+    fn failures(&self) -> u32 {
+        0
+    }
+    /// Returns what the host says of those.
+    fn losses(&self) -> Losses {
+        Losses::default()
     }
     /// Orders the poster's earlier stores before its later ones.
     fn fence(&self);
@@ -119,9 +123,17 @@ impl<B: Backend> Queue for Model<'_, B> {
         self.0.stop();
         self.0.completed() & COUNT_MASK
     }
-    fn failed(&self) -> bool {
+    fn failures(&self) -> u32 {
         self.0.stop();
-        self.0.failed()
+        self.0.failures() & COUNT_MASK
+    }
+    fn acknowledged(&self) -> u32 {
+        self.0.stop();
+        self.0.losses().acknowledged
+    }
+    fn identified(&self) -> u32 {
+        self.0.stop();
+        self.0.losses().identified
     }
     fn sq_size(&self) -> u32 {
         self.0.geometry().sq_size

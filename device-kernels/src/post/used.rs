@@ -19,6 +19,7 @@
 
 use super::outcome::Outcome;
 use crate::platform::kept;
+use crate::status::Status;
 use crate::sync::{AtomicU64, Ordering, fence};
 use ferrogin_ffi::ext::USED_BITS;
 
@@ -81,10 +82,11 @@ impl<'a> UsedSet<'a> {
     }
 
     /// Calls `look` for each endpoint in the set, in order, and removes those that are [unused](Outcome::UNUSED). The first failed outcome
-    /// ends the visit and is returned. `first` saves reading again the words that [`UsedSet::first`] has read.
+    /// ends the visit and is returned; with `rings_all`, a [`Status::PeerLost`] doesn't end it, as other peers may wait for deferred posts. `first` saves reading again the words that [`UsedSet::first`] has read.
     #[inline(always)]
-    pub fn visit(self, first: Option<(u32, u64)>, mut look: impl FnMut(u32) -> Outcome) -> Outcome {
+    pub fn visit(self, first: Option<(u32, u64)>, rings_all: bool, mut look: impl FnMut(u32) -> Outcome) -> Outcome {
         let (mut i, mut known) = (first.map_or(0, |first| first.0), first.map(|first| first.1));
+        let mut result = Outcome::COMPLETED;
         loop {
             let summary = self.word(i);
             let seen_summary = known.take().unwrap_or_else(|| summary.load(Ordering::Acquire));
@@ -98,10 +100,13 @@ impl<'a> UsedSet<'a> {
                 while rest != 0 {
                     let (number, bit) = take_lowest(&mut rest);
                     let outcome = look(leaf * USED_BITS + number);
-                    if outcome.has_failed() {
+                    if !outcome.has_failed() {
+                        unused |= outcome.if_unused(bit);
+                    } else if rings_all && outcome == Outcome::failed(Status::PeerLost) {
+                        result = outcome;
+                    } else {
                         return outcome;
                     }
-                    unused |= outcome.if_unused(bit);
                 }
                 // An empty leaf word is removed from the summary word.
                 let (word, seen, bits) =
@@ -110,7 +115,7 @@ impl<'a> UsedSet<'a> {
             }
             i += 1;
             if i == self.n_summaries {
-                return Outcome::COMPLETED;
+                return result;
             }
         }
     }

@@ -9,7 +9,7 @@ const PROGRAM: &str = r#"
 #include <stdio.h>
 int main(void) {
     int status[] = {FGIN_OK, FGIN_INVALID_ARGUMENT, FGIN_UNSUPPORTED, FGIN_ABORTED, FGIN_TIMEOUT, FGIN_CARD_ERROR,
-                    FGIN_POISONED};
+                    FGIN_POISONED, FGIN_PEER_LOST};
     for (unsigned i = 0; i < sizeof status / sizeof *status; i++) printf("%d\n", status[i]);
     printf("%llu\n", (unsigned long long)FGIN_NONE);
     printf("%llu\n", (unsigned long long)FGIN_SIGNAL_INC(0));
@@ -60,6 +60,7 @@ fn c_header_agrees_with_crate() {
         Status::Timeout,
         Status::CardError,
         Status::Poisoned,
+        Status::PeerLost,
     ];
     let actions = [
         Action::NONE,

@@ -28,7 +28,8 @@ typedef enum fgin_status {
     FGIN_ABORTED = 3,          /* the host raised the abort flag */
     FGIN_TIMEOUT = 4,          /* the time limit passed */
     FGIN_CARD_ERROR = 5,       /* a work request completed in error; the host's log names it */
-    FGIN_POISONED = 6          /* an earlier operation failed after its reservation: destroy the context */
+    FGIN_POISONED = 6,         /* an earlier operation failed after its reservation: destroy the context */
+    FGIN_PEER_LOST = 7         /* with FERROGIN_ISOLATE: the peer is lost; or a rank is, and that isn't acknowledged yet */
 } fgin_status;
 
 /* Host programs only: the name of a status, such as "FGIN_TIMEOUT". ferrogin_error() in ferrogin/host.h explains this thread's last
@@ -113,6 +114,8 @@ FGIN_API int fgin_ring(const fgin_context *ctx);
 
 /* Waits until every earlier post on this context has completed. */
 FGIN_API int fgin_flush(const fgin_context *ctx);
+/* Waits like fgin_flush, but doesn't report lost ranks (FERROGIN_ISOLATE): every earlier post has completed, or failed because of one. */
+FGIN_API int fgin_settle(const fgin_context *ctx);
 /* One thread's part of a flush: rank is the thread's number in a group of size threads. The flush is done when all parts are. */
 FGIN_API int fgin_flush_part(const fgin_context *ctx, uint32_t rank, uint32_t size);
 

@@ -125,8 +125,15 @@ typedef struct ferrogin_context_options {
     uint32_t depth;         /* requests in flight per queue; 0 means 1024 */
     uint32_t traffic_class; /* InfiniBand traffic class, whose upper six bits are the DSCP; 0 means the default class */
     uint32_t timeout_ms;    /* how long a wait may take before it returns FGIN_TIMEOUT; 0 means FERROGIN_WAIT_TIMEOUT (60 s) */
+    uint32_t on_peer_failure; /* FERROGIN_ABORT or FERROGIN_ISOLATE; 0 means FERROGIN_ON_PEER_FAILURE (abort) */
+    uint32_t reserved;
 } ferrogin_context_options;
 #define FERROGIN_CONTEXT_OPTIONS sizeof(ferrogin_context_options)
+
+/* For on_peer_failure, the same on all ranks. With FERROGIN_ABORT, a rank that ends, or a request that fails, ends the context. With
+ * FERROGIN_ISOLATE, a lost rank ends only the requests to it. */
+#define FERROGIN_ABORT 1u
+#define FERROGIN_ISOLATE 2u
 
 /* For timeout_ms: waits have no time limit. */
 #define FERROGIN_NO_TIMEOUT UINT32_MAX
@@ -143,6 +150,14 @@ int ferrogin_context_device(const ferrogin_context *context, uint32_t id, const 
 
 /* Returns an error once a request of the context has failed, otherwise FERROGIN_OK. The failure is printed on standard error once. */
 int ferrogin_context_check(const ferrogin_context *context);
+
+/* With FERROGIN_ISOLATE: the lost ranks, in order. Writes up to max of them, and their number to n. A rank that a wait's FGIN_PEER_LOST is
+ * about is among them. */
+int ferrogin_lost_ranks(const ferrogin_context *context, uint32_t *ranks, uint32_t max, uint32_t *n);
+
+/* With FERROGIN_ISOLATE: acknowledges the loss of these n ranks. Waits return FGIN_PEER_LOST until all losses are acknowledged; posts to a
+ * lost rank always do. Fails, and acknowledges none, if one of the ranks isn't lost. */
+int ferrogin_acknowledge_lost(ferrogin_context *context, const uint32_t *ranks, uint32_t n);
 
 /* Waits until what kernels have posted on the contexts is delivered, then destroys them. Kernels must no longer use the contexts. A failure to
  * deliver is printed on standard error. */

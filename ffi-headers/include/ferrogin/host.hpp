@@ -14,6 +14,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace ferrogin {
 
@@ -40,7 +41,7 @@ struct Options : ferrogin_options {
 
 // ferrogin_context_options with its size set, and defaults.
 struct ContextOptions : ferrogin_context_options {
-  ContextOptions() : ferrogin_context_options{FERROGIN_CONTEXT_OPTIONS, 0, 0, 0, 0, 0, 0} {}
+  ContextOptions() : ferrogin_context_options{FERROGIN_CONTEXT_OPTIONS, 0, 0, 0, 0, 0, 0, 0, 0} {}
 };
 
 namespace host_detail {
@@ -116,6 +117,19 @@ class Context : public host_detail::Owner<ferrogin_context, ferrogin_context_des
   // For kernels.
   void* handle() const {
     return host_detail::check(ferrogin_context_handle(handle_));
+  }
+  // With FERROGIN_ISOLATE: the lost ranks, in order.
+  std::vector<uint32_t> lost_ranks() const {
+    std::vector<uint32_t> ranks;
+    for (uint32_t n = 0;;) {
+      host_detail::check(ferrogin_lost_ranks(handle_, ranks.data(), uint32_t(ranks.size()), &n));
+      if (n == ranks.size()) return ranks;
+      ranks.resize(n);
+    }
+  }
+  // With FERROGIN_ISOLATE: waits report the loss of these ranks no more.
+  void acknowledge_lost(const std::vector<uint32_t>& ranks) const {
+    host_detail::check(ferrogin_acknowledge_lost(handle_, ranks.data(), uint32_t(ranks.size())));
   }
   // Throws if a request has failed.
   void check() const {

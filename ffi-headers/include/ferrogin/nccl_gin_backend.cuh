@@ -154,7 +154,7 @@ NCCL_DEVICE_INLINE detail::ActionIds action_ids(const ncclGinSignalDescriptor& s
 
 // Posts an operation with its signal and counter: through `at` for a VA signal, which needs emulated signals, and through `here`
 // otherwise. A strong signal means that everything before it has completed. EFA keeps no order, so this flushes before a strong indexed
-// signal, and posts nothing if the flush fails. For a VA signal, `at` does the waiting.
+// signal, and posts nothing if the flush fails; the loss of another rank (FERROGIN_ON_PEER_FAILURE=isolate) is no failure. For a VA signal, `at` does the waiting.
 template <typename Here, typename At>
 NCCL_DEVICE_INLINE void post(const ncclGinCtx& ctx, const ncclGinSignalDescriptor& signal, ncclGinSignalOp_t op, uint64_t arg,
                              bool hasCounter, ncclGinCounter_t counter, uint32_t optFlags, Here here, At at) {
@@ -168,7 +168,7 @@ NCCL_DEVICE_INLINE void post(const ncclGinCtx& ctx, const ncclGinSignalDescripto
   uint32_t all = flags(ctx, optFlags);
   bool is_va = signal.type == NCCL_GIN_SIGNAL_TYPE_VA;
   bool is_strong = signal.type != NCCL_GIN_SIGNAL_TYPE_NONE && signal.isStrong;
-  if (is_strong && !is_va && fgin_flush(fgin) != FGIN_OK) return;
+  if (is_strong && !is_va && fgin_settle(fgin) != FGIN_OK) return;
   Waiting waiting(ctx, optFlags);
   check(is_va ? at(fgin, amount, ids.action(), is_strong ? all | FGIN_STRONG : all) : here(fgin, ids, all));
   waiting.posted(fgin, optFlags);

@@ -91,6 +91,7 @@ fn spec(layout: Layout) -> BlockSpec {
         abort_flag: 0x8000_0000,
         failure_offset: 8,
         wait_ns: 7,
+        isolates: false,
     }
 }
 
@@ -236,11 +237,13 @@ fn ext_structs_agree_with_nccl_structs() {
             if wide { (0, 0, 0) } else { (64, 63 * 8, 88) }
         );
         assert_eq!(config.values.path, VALUE_NONE, "the spec's policy has no fast path");
-        let PostingState { state, bound, barrier, poison, used, reserved } = posting;
+        let PostingState { state, bound, barrier, poison, used, zero, acknowledged, identified, reserved } = posting;
         assert_eq!(bound.load(Ordering::Relaxed), 4 << 32 | 5, "nothing is admitted without a look");
         assert_eq!(config.index, e as u32);
         assert_eq!((state.load(Ordering::Relaxed), barrier.load(Ordering::Relaxed)), (5 << STATE_RUNG_SHIFT, 5));
-        assert_eq!((poison.load(Ordering::Relaxed), used.load(Ordering::Relaxed), reserved), (0, 0, &[0; 9]));
+        assert_eq!((poison.load(Ordering::Relaxed), used.load(Ordering::Relaxed)), (0, 0));
+        assert_eq!((acknowledged.load(Ordering::Relaxed), identified.load(Ordering::Relaxed)), (0, 0));
+        assert_eq!((*zero, reserved), (0, &[0; 6]));
     }
     // Slot 2, peer 1.
     let TargetWords { head, second, third } = device.list(ext.routes.targets, 7);

@@ -23,7 +23,7 @@ fn c_structs_and_numbers_are_those_of_rust() {
     let mut source = String::from("#include <ferrogin/host.h>\n");
     layout!(source, "ferrogin_options", COptions, { size, card, reserved });
     layout!(source, "ferrogin_context_options", CContextOptions, {
-        size, contexts, signals, counters, depth, traffic_class, timeout_ms
+        size, contexts, signals, counters, depth, traffic_class, timeout_ms, on_peer_failure, reserved
     });
     for (name, value) in [
         ("FERROGIN_CUDA_ERROR", Status::Cuda as u32),

@@ -7,6 +7,7 @@ mod common;
 mod examples;
 mod failures;
 mod install;
+mod isolation;
 mod lsa;
 mod metrics;
 mod waits;

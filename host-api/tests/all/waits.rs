@@ -112,8 +112,8 @@ fn explain() {
         // SAFETY: the function returns a constant string.
         let name = |status| unsafe { CStr::from_ptr(fgin_status_name(status)) }.to_str().unwrap();
         assert_eq!(
-            [0, 4, 6, 7, -1].map(name),
-            ["FGIN_OK", "FGIN_TIMEOUT", "FGIN_POISONED", "unknown status", "unknown status"]
+            [0, 4, 7, 8, -1].map(name),
+            ["FGIN_OK", "FGIN_TIMEOUT", "FGIN_PEER_LOST", "unknown status", "unknown status"]
         );
     });
 }

@@ -46,7 +46,7 @@ impl OneContext {
         for role in Role::all(shape.n_counters, shape.n_signals) {
             let (info, depth) = info.of(role);
             let (provider, signals) = (coll.plugin.config.provider, coll.plugin.config.signals);
-            let options = EndpointOptions { provider, signals, role, info, depth: *depth };
+            let options = EndpointOptions { provider, signals, role, info, depth: *depth, isolates: shape.isolates };
             let offsets = *next;
             next.completed += COUNTER_STRIDE * if matches!(role, Role::Signal(_)) { 2 } else { 1 };
             next.errors += COUNTER_STRIDE;

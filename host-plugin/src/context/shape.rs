@@ -34,6 +34,8 @@ pub struct Shape {
     pub rank_stride: usize,
     /// Initial limit of a kernel's wait in nanoseconds; 0 is no limit, as NCCL's kernels have limits of their own.
     pub wait_ns: u64,
+    /// Whether a lost rank ends only the requests to it.
+    pub isolates: bool,
 }
 
 /// Checks a count in NCCL's configuration.
@@ -73,6 +75,7 @@ impl Shape {
             backend_version: config.backend_version,
             rank_stride,
             wait_ns: 0,
+            isolates: false,
         })
     }
 

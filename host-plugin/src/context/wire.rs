@@ -1,9 +1,11 @@
 //! A rank's description of its contexts for the other ranks: its block in the allgather. Integers are little endian.
 //!
-//! A [`RawCount`] of contexts, then each context's [`RawContext`], followed by a [`RawEndpoint`] for each of its endpoints.
+//! A [`RawCount`] of contexts, then each context's [`RawContext`], followed by a [`RawEndpoint`] for each of its endpoints. A rank that
+//! isolates peers adds the handle of its listener, for a ring that goes on without ranks that go.
 
 use crate::address::EndpointAddress;
 use ferrogin_ffi::ext::EmulatedPeer;
+use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -47,6 +49,8 @@ ferrogin_ffi::assert_layout!(RawEndpoint, size 6, align 1, { qkey @ 0, qpn @ 4 }
 pub struct RankContexts {
     /// By context id.
     pub contexts: Vec<PeerContext>,
+    /// The listener's handle, if the rank isolates peers.
+    pub listener: Option<[u8; HANDLE_MAXSIZE]>,
 }
 
 /// One context of a rank.
@@ -94,6 +98,7 @@ impl RankContexts {
                 put(RawEndpoint { qkey: U32::new(*qkey), qpn: U16::new(*qpn) }.as_bytes());
             }
         }
+        put(self.listener.as_ref().map_or(&[], |handle| &handle[..]));
         out
     }
 
@@ -111,7 +116,9 @@ impl RankContexts {
             let scratch = (head.scratch_addr.get(), head.scratch_rkey.get());
             Some(PeerContext { scratch, gid: head.gid, signals, endpoints })
         })?;
-        bytes.is_empty().then_some(Self { contexts })
+        let listener = (!bytes.is_empty()).then(|| take(bytes));
+        let listener = if let Some(listener) = listener { Some(listener?) } else { None };
+        bytes.is_empty().then_some(Self { contexts, listener })
     }
 }
 
@@ -145,7 +152,7 @@ mod tests {
         };
         let expected = b"\x01\0\0\0\x01\x02\x03\x04\x05\x06\x07\x08\x0a\x0b\x0c\x0d\x01\0\0\x000123456789abcdef\
             \x21\x22\x23\x24\x25\x26\x27\x28\x11\x12\x13\x14\x0e\x0f";
-        assert_eq!(RankContexts { contexts: vec![context] }.emit(), expected);
+        assert_eq!(RankContexts { contexts: vec![context], listener: None }.emit(), expected);
     }
 
     #[test]
@@ -156,8 +163,10 @@ mod tests {
             signals: EmulatedPeer { n_signals: i.into(), generation: 7 },
             endpoints: (0..u16::from(i) * 2).map(|n| (n, u32::from(n) << 16)).collect(),
         };
-        let contexts = RankContexts { contexts: vec![context(1), context(2)] };
+        let contexts = RankContexts { contexts: vec![context(1), context(2)], listener: None };
         let bytes = contexts.emit();
+        let isolating = RankContexts { listener: Some([7; HANDLE_MAXSIZE]), ..contexts.clone() };
+        assert_eq!(RankContexts::parse(&isolating.emit()), Some(isolating));
         assert_eq!(RankContexts::parse(&bytes), Some(contexts));
         for len in 0..bytes.len() {
             assert_eq!(RankContexts::parse(&bytes[..len]), None, "{len} bytes");

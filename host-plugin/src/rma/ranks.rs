@@ -121,7 +121,7 @@ impl Ranks {
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let ring = Arc::new(Mutex::new(ring));
         let lost = LostRank::default();
-        let _ring_watch = watcher::watch_ring(ring.clone(), lost.clone())?;
+        let _ring_watch = watcher::watch_ring(ring.clone(), lost.clone(), Arc::default())?;
         let cards = || rails.iter().map(|rail| (rail.domain.clone(), rail.info.clone())).collect();
         Ok(Self {
             metrics: plugin.metrics.as_ref().map(|metrics| metrics.communicator(rank, cards())),

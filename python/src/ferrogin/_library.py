@@ -30,6 +30,8 @@ class ContextOptions(ctypes.Structure):
         ("depth", c_uint32),
         ("traffic_class", c_uint32),
         ("timeout_ms", c_uint32),
+        ("on_peer_failure", c_uint32),
+        ("reserved", c_uint32),
     ]
 
 
@@ -68,6 +70,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "ferrogin_context_handle": (c_void_p, [c_void_p]),
     "ferrogin_context_device": (c_int, [c_void_p, c_uint32, _OUT]),
     "ferrogin_context_check": (c_int, [c_void_p]),
+    "ferrogin_lost_ranks": (c_int, [c_void_p, POINTER(c_uint32), c_uint32, POINTER(c_uint32)]),
+    "ferrogin_acknowledge_lost": (c_int, [c_void_p, POINTER(c_uint32), c_uint32]),
     "ferrogin_context_destroy": (c_int, [c_void_p]),
     "fgin_status_name": (c_char_p, [c_int]),
     "fgin_put": (

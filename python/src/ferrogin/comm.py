@@ -189,10 +189,13 @@ class Comm(Owned):
         depth: int = 0,
         traffic_class: int = 0,
         timeout: Optional[float] = None,
+        on_peer_failure: Optional[str] = None,
     ) -> Context:
         """Collective: creates contexts, each with its own `signals`, `counters` and queues of `depth` requests (0: 1024).
 
         `timeout` limits each wait of a kernel or CPU thread, in seconds; 0 is no limit, and None means FERROGIN_WAIT_TIMEOUT (default 60).
+        With `on_peer_failure` "isolate", a lost rank ends only the requests to it; with "abort", all waits of the context; None means
+        FERROGIN_ON_PEER_FAILURE (default abort). It's the same on all ranks.
         """
         numbers = {
             "contexts": contexts,
@@ -205,6 +208,9 @@ class Comm(Owned):
         with self._or_fail_everywhere("ferrogin_context_create", byref(options)):
             fields = {name: unsigned(name, value, 32) for name, value in numbers.items()}
             fields["timeout_ms"] = 0 if timeout is None else _milliseconds(timeout)
+            if on_peer_failure not in _ON_PEER_FAILURE:
+                raise ValueError(f'on_peer_failure is {on_peer_failure!r}: pass "abort", "isolate", or None for the default')
+            fields["on_peer_failure"] = _ON_PEER_FAILURE[on_peer_failure]
         for name, value in fields.items():
             setattr(options, name, value)
 
@@ -230,6 +236,9 @@ class Comm(Owned):
 
     def _release(self) -> None:
         self._forgotten.detach()
+
+
+_ON_PEER_FAILURE = {None: 0, "abort": 1, "isolate": 2}
 
 
 def _milliseconds(seconds: float) -> int:

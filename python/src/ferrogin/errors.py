@@ -28,6 +28,7 @@ class GinStatus(IntEnum):
     TIMEOUT = 4
     CARD_ERROR = 5
     POISONED = 6
+    PEER_LOST = 7
 
 
 class Error(Exception):
@@ -70,6 +71,10 @@ class GinTimeout(GinError, TimeoutError):
     """A CPU thread's wait did not finish within the context's timeout."""
 
 
+class GinPeerLost(GinError, ConnectionError):
+    """In a context that isolates peers: the peer is lost, or a rank is whose loss isn't acknowledged. `Context.lost_ranks` names it."""
+
+
 _BY_STATUS = {
     Status.CUDA_ERROR: CudaError,
     Status.SYSTEM_ERROR: SystemCallError,
@@ -87,5 +92,5 @@ def of_status(call: str, status: int, text: str) -> Error:
 
 def of_gin_status(status: int, text: str) -> GinError:
     """Returns the exception for a failed function of ferrogin/gin.h."""
-    kind = GinTimeout if status == GinStatus.TIMEOUT else GinError
+    kind = {GinStatus.TIMEOUT: GinTimeout, GinStatus.PEER_LOST: GinPeerLost}.get(status, GinError)
     return kind(text, GinStatus(status) if status in list(GinStatus) else status)

@@ -6,8 +6,8 @@ A put or get is complete after a flush; a peer's data has arrived once its signa
 from __future__ import annotations
 
 import ctypes
-from ctypes import byref, c_int, c_uint64, c_void_p
-from typing import Any, Callable, Optional, SupportsIndex, Union
+from ctypes import byref, c_int, c_uint32, c_uint64, c_void_p
+from typing import Any, Callable, Iterable, Optional, SupportsIndex, Union
 
 from ferrogin import _library, errors
 from ferrogin._handle import Owned, interruptible, runs_signal_handlers, using
@@ -64,6 +64,20 @@ class Context(Owned):
         """Raises UsageError if one of the context's requests has failed."""
         with using(self):
             call("ferrogin_context_check", self._handle)
+
+    def lost_ranks(self) -> list[int]:
+        """Returns the ranks that the context goes on without, in order; none unless it isolates peers."""
+        found = c_uint32()
+        ranks = (c_uint32 * self._ranks)()
+        with using(self):
+            call("ferrogin_lost_ranks", self._handle, ranks, self._ranks, byref(found))
+        return ranks[: found.value]
+
+    def acknowledge_lost(self, ranks: Iterable[int]) -> None:
+        """Acknowledges the loss of `ranks`. Waits raise GinPeerLost until all losses are acknowledged; posts to a lost rank always do."""
+        numbers = [unsigned("a rank", rank, 32) for rank in ranks]
+        with using(self):
+            call("ferrogin_acknowledge_lost", self._handle, (c_uint32 * len(numbers))(*numbers), len(numbers))
 
     def destroy(self) -> None:
         """Delivers what kernels have posted, and destroys the context, which no kernel may still be using.

@@ -246,6 +246,7 @@ pub fn make_with(spec: &Spec, extras: &Extras) -> TestContext {
         abort_flag: if extras.abort.is_null() { leak(0u32) } else { extras.abort } as u64,
         failure_offset: 0,
         wait_ns: NO_TIMEOUT_NS,
+        isolates: false,
     };
     let plan = Plan::new(&block);
     let word = |at: u64| at..at + 8;

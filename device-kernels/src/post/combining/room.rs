@@ -55,21 +55,23 @@ pub fn insert_used<Q: CombiningQueue>(queue: Q, reserved: u64) {
 /// Checks counts and barrier. Returns whether `reserved` is admitted, and publishes in `bound` how far other posts would be too.
 ///
 /// No post is admitted after an error, because a ring that never fills would take posts forever. Only posts that `bound` admitted before
-/// the error can follow it, and the error's completion stays in the queue for the host to read.
+/// the error can follow it, and the error's completion stays in the queue for the host to read. In a context that isolates peers, posts
+/// wait until the host has read the completions of all errors.
 ///
 /// The `posts` numbers from `reserved` on are admitted together; their value slots belong to one lap.
 #[inline(always)]
 pub fn check_room<Q: CombiningQueue>(queue: Q, reserved: u64, posts: u32) -> bool {
     let words = queue.words();
     let known = words.bound.load(Ordering::Acquire);
-    if words.poison.load(Ordering::Relaxed) != 0 || queue.failed() {
+    let failures = queue.failures();
+    if words.poison.load(Ordering::Relaxed) != 0 || !queue.has_identified(failures) {
         return false;
     }
     let (idx, barrier) = halves(reserved);
     // More posts than there are ready bits are admitted once everything before them is rung.
     let batch = queue.max_batch().min(MAX_BATCH.max(posts));
     let unrung = idx.wrapping_sub(rung(words.state.load(Ordering::Acquire)));
-    let open = outstanding(idx, queue.completed());
+    let open = outstanding(idx, queue.completed().wrapping_add(failures));
     if unrung.wrapping_add(posts - 1) >= batch || open > max_outstanding(queue, idx, barrier) {
         return false;
     }

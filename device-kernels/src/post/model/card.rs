@@ -13,6 +13,7 @@ use crate::post::used::UsedSet;
 use crate::status::Status;
 use crate::sync::{AtomicU32, AtomicU64, Ordering::*, fence};
 use crate::wait::Limit;
+use ferrogin_ffi::ext::Losses;
 use std::cell::{Cell, RefCell};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -49,6 +50,8 @@ pub struct Config {
     pub max_batch: u32,
     pub slots: u32,
     pub doorbell: Doorbell,
+    /// Whether requests may fail, in a context that isolates peers.
+    pub fails: bool,
     pub mutation: Option<Mutation>,
     #[cfg(loom)]
     pub order: Order,
@@ -88,13 +91,16 @@ pub struct Card {
     pub completed: AtomicU32,
     ring: Vec<AtomicU32>,
     values: Vec<AtomicU32>,
-    /// By token: nonzero once the card has completed the request. A thread that has seen the count must see this too.
+    /// By token: nonzero once the card has completed the request: [`FAILED`] after an error, until the host has read it. A thread that has
+    /// seen the count must see this too.
     done: Vec<AtomicU32>,
     /// By token: whether the post has returned.
     returned: Vec<Flag>,
     /// Doorbells that haven't arrived: poster, count.
     late: Mutex<Vec<(usize, u32)>>,
-    pub failed: Flag,
+    pub failures: Count,
+    /// What the host says of the failures, which it acknowledges when it identifies them.
+    losses: Mutex<Losses>,
     /// Doorbells that have arrived.
     pub rings: Count,
 }
@@ -115,7 +121,8 @@ impl Card {
             done: words(posts + 1),
             returned: (0..=posts).map(|_| Flag::new(false)).collect(),
             late: Mutex::default(),
-            failed: Flag::new(false),
+            failures: Count::new(0),
+            losses: Mutex::new(if config.fails { Losses::new(0, 0) } else { Losses::default() }),
             rings: Count::new(0),
         }
     }
@@ -169,11 +176,16 @@ pub struct Engine {
     open: Vec<(u32, u32)>,
     /// Tokens in the order of completion.
     pub delivered: Vec<u32>,
+    /// Tokens of failed requests whose entries the host hasn't read, and how many entries have been written since the first one.
+    unread: (Vec<u32>, u32),
 }
+
+/// The state of a failed request whose entry the host hasn't read.
+const FAILED: u32 = 2;
 
 impl Engine {
     pub fn new(card: &Card) -> Self {
-        Engine { fetched: card.config.start, open: Vec::new(), delivered: Vec::new() }
+        Engine { fetched: card.config.start, open: Vec::new(), delivered: Vec::new(), unread: Default::default() }
     }
 
     /// Returns the number of requests in flight.
@@ -204,11 +216,40 @@ impl Engine {
             let value = value.load(Relaxed);
             assert_eq!(value, token, "the value of request {idx} was overwritten, or is not there yet");
         }
-        self.delivered.push(token);
-        card.done[token as usize].store(1, Relaxed);
+        self.end_request(card, token);
         let count = card.completed.load(Relaxed);
         card.completed.store(count.wrapping_add(1) & COUNT_MASK, Release);
         token
+    }
+
+    fn end_request(&mut self, card: &Card, token: u32) {
+        self.delivered.push(token);
+        card.done[token as usize].store(1, Relaxed);
+        if !self.unread.0.is_empty() {
+            self.unread.1 += 1;
+            assert!(self.unread.1 < 2 * card.config.sq_size, "an error's entry was overwritten");
+        }
+    }
+
+    /// Completes a request in error; 0 is the oldest.
+    #[cfg(not(loom))]
+    pub fn fail(&mut self, card: &Card, at: usize) {
+        let (_, token) = self.open.remove(at);
+        self.end_request(card, token);
+        card.done[token as usize].store(FAILED, Relaxed);
+        self.unread.0.push(token);
+        card.failures.fetch_add(1, Release);
+    }
+
+    /// Lets the host read the entries of errors. Returns false if there are none.
+    #[cfg(not(loom))]
+    pub fn read_errors(&mut self, card: &Card) -> bool {
+        let failures = card.failures.load(Relaxed);
+        for token in &self.unread.0 {
+            card.done[*token as usize].store(1, Relaxed);
+        }
+        *card.losses.lock().unwrap() = Losses::new(failures, failures);
+        !std::mem::take(&mut self.unread).0.is_empty()
     }
 }
 
@@ -253,6 +294,7 @@ impl<'a, R: Runner> Poster<'a, R> {
                     for token in seen {
                         let done = self.card.done[token as usize].load(Relaxed);
                         assert!(done != 0, "a flush returned before post {token} had completed");
+                        assert!(done != FAILED, "a flush returned without a word about post {token}");
                     }
                 }
                 Op::Put => self.post(false, token).unwrap(),
@@ -320,7 +362,7 @@ impl<'a, R: Runner> Poster<'a, R> {
         }
         self.runner.stop();
         let set = self.card.used_set();
-        let visited = set.visit(set.first(), |_| {
+        let visited = set.visit(set.first(), true, |_| {
             let outcome = flush_once();
             self.runner.stop();
             match outcome {
@@ -376,8 +418,19 @@ impl<R: Runner> Backend for Poster<'_, R> {
         count.wrapping_add(u32::from(ahead))
     }
 
-    fn failed(&self) -> bool {
-        self.card.failed.load(Relaxed)
+    fn failures(&self) -> u32 {
+        if self.card.mutated(Mutation::UncountedFailures) { 0 } else { self.card.failures.load(Acquire) }
+    }
+
+    fn losses(&self) -> Losses {
+        let failures = self.card.failures.load(Acquire);
+        match self.card.config.mutation {
+            Some(Mutation::EarlyIdentification) => {
+                Losses { identified: Losses::new(failures, 0).identified, ..*self.card.losses.lock().unwrap() }
+            }
+            Some(Mutation::EarlyAcknowledgement) => Losses::new(failures, failures),
+            _ => *self.card.losses.lock().unwrap(),
+        }
     }
 
     fn fence(&self) {

@@ -65,8 +65,8 @@ impl<'a> Oracle<'a> {
 }
 
 impl Limit for &Oracle<'_> {
-    fn aborted(&self) -> bool {
-        false
+    fn stop_word(&self) -> u32 {
+        0
     }
 }
 
@@ -119,6 +119,7 @@ fn card(policy: Policy, Geometry { sq_size, max_batch, slots }: Geometry, first:
         max_batch,
         slots,
         doorbell: Doorbell::Early,
+        fails: false,
         mutation: None,
         posters: &[],
     };

@@ -33,6 +33,7 @@ const BASE: Config = Config {
     max_batch: 2,
     slots: 0,
     doorbell: Doorbell::Early,
+    fails: false,
     mutation: None,
     order: Order::Newest,
     preemptions: 2,
@@ -44,14 +45,14 @@ const BASE: Config = Config {
 struct Rounds(Cell<u32>);
 
 impl Limit for &Rounds {
-    fn aborted(&self) -> bool {
+    fn stop_word(&self) -> u32 {
         self.0.set(self.0.get() + 1);
         assert!(self.0.get() < MAX_ROUNDS, "a wait does not end");
         if self.0.get() > BRANCHING_ROUNDS {
             // An unfair schedule may never end, so from here on loom takes one fair schedule.
             loom::skip_branch();
         }
-        false
+        0
     }
 }
 

@@ -97,6 +97,12 @@ pub enum Mutation {
     EarlyRemoval,
     /// The last thread of a group writes its request after the leader's fence.
     LateLane,
+    /// Failed requests don't count as ended.
+    UncountedFailures,
+    /// Posts are admitted before the host has read the entries of failed requests.
+    EarlyIdentification,
+    /// Failed requests count as acknowledged at once.
+    EarlyAcknowledgement,
 }
 
 /// Inserts the only endpoint of a set, whose summary word and leaf word are `words`.

@@ -31,6 +31,7 @@ const BASE: Config = Config {
     max_batch: 4,
     slots: 0,
     doorbell: Doorbell::Late,
+    fails: false,
     mutation: None,
     posters: &[],
 };
@@ -63,8 +64,16 @@ impl Simulation {
         if (engine.open() == 0 || self.random(2) == 0) && engine.fetch(&self.card) {
             return true;
         }
+        let fails = self.card.config.fails;
+        if fails && self.random(16) == 0 && engine.read_errors(&self.card) {
+            return true;
+        }
         match engine.open() {
-            0 => !late.is_empty(),
+            0 => !late.is_empty() || engine.read_errors(&self.card),
+            open if fails && self.random(3) == 0 => {
+                engine.fail(&self.card, self.random(open));
+                true
+            }
             open => engine.complete(&self.card, self.random(open)) != 0,
         }
     }
@@ -78,8 +87,8 @@ struct Turns<'a> {
 }
 
 impl Limit for Turns<'_> {
-    fn aborted(&self) -> bool {
-        false
+    fn stop_word(&self) -> u32 {
+        0
     }
     /// Lets another poster run. It isn't another thread, so yielding the processor would only cost time.
     fn relax(&self, _round: u32) {
@@ -209,6 +218,16 @@ fn ring_of_two_with_batches_of_one_keeps_invariants() {
     explore_all(Config { max_batch: 1, posters: MIXED, ..BASE });
 }
 
+/// A failed request has ended; its entry waits for the host.
+#[test]
+fn posts_and_flushes_with_random_failures_keep_invariants() {
+    explore_all(Config { fails: true, slots: 2, posters: MIXED, ..BASE });
+    explore_all(Config { fails: true, sq_size: 2, max_batch: 2, posters: MIXED, ..BASE });
+    let posters: &[&[Op]] =
+        &[&[Group(5), Flush, Group(20)], &[AggregatedGroup(3), Put, Group(32)], &[Put, Group(16), Aggregated, Flush]];
+    explore_all(Config { fails: true, posters, sq_size: 32, max_batch: 16, slots: 8, ..BASE });
+}
+
 #[test]
 fn aggregated_posts_with_one_flush_keep_invariants() {
     let posters: &[&[Op]] =
@@ -269,6 +288,12 @@ fn break_every_invariant() {
     must_fail(mutation(Mutation::EarlyCount, config), "a flush returned before");
     must_fail(mutation(Mutation::LostDoorbell, config), "something stayed unrung|a wait does not end");
     must_fail(mutation(Mutation::NoInsertion, config), "a flush returned before");
+    let failing = Config { fails: true, ..config };
+    must_fail(mutation(Mutation::UncountedFailures, failing), "a wait does not end");
+    must_fail(mutation(Mutation::EarlyAcknowledgement, failing), "without a word");
+    let many: &[&[Op]] = &[&[Put; 40], &[Put; 40]];
+    let small = Config { sq_size: 4, max_batch: 2, posters: many, ..failing };
+    must_fail(mutation(Mutation::EarlyIdentification, small), "entry was overwritten");
     let groups = Config {
         posters: &[&[AggregatedGroup(20), Flush, Group(5)], &[Group(18), Put]],
         sq_size: 64,

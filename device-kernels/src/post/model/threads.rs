@@ -24,6 +24,7 @@ const BASE: Config = Config {
     max_batch: 16,
     slots: 0,
     doorbell: Doorbell::Early,
+    fails: false,
     mutation: None,
     posters: &[],
 };
@@ -99,8 +100,8 @@ impl Machine {
 }
 
 impl Limit for &Machine {
-    fn aborted(&self) -> bool {
-        false
+    fn stop_word(&self) -> u32 {
+        0
     }
     /// Only ends a wait that hangs.
     fn has_passed(&self, began_ns: &mut u64) -> bool {
@@ -202,12 +203,12 @@ fn card_error_ends_every_wait() {
         for token in 1..=4 {
             poster.post(false, token).unwrap();
         }
-        card.failed.store(true, Relaxed);
+        card.failures.store(1, Relaxed);
         assert_eq!(poster.post(false, 5), Err(Status::CardError), "{policy:?}");
         assert_eq!(poster.flush(), Err(Status::CardError), "{policy:?}");
         // A reservation that was given up leaves a hole that no mode may post past.
         if policy == Combining {
-            card.failed.store(false, Relaxed);
+            card.failures.store(0, Relaxed);
             card.completed.store(4, Relaxed);
             assert_eq!(poster.flush(), Err(Status::Poisoned));
             for policy in [Combining, Exclusive] {
@@ -230,7 +231,7 @@ fn card_error_is_found_without_wait() {
             posted
         };
         assert!((1..=5).all(|token| post(token).is_ok()), "{policy:?}");
-        card.failed.store(true, Relaxed);
+        card.failures.store(1, Relaxed);
         let refused = (6..=1000).find_map(|token| post(token).err().map(|status| (token, status)));
         let (at, status) = refused.expect("a refusal");
         assert_eq!(status, Status::CardError, "{policy:?}");
