@@ -25,17 +25,15 @@ impl<Q: CombiningQueue + LockedQueue> FlushQueue for Q {}
 pub fn round<Q: FlushQueue>(queue: Q, by_lock: bool, reports_losses: bool, at: &mut Option<u32>) -> Outcome {
     // The counts are read before the cursor. In the other order, completions of later posts would count as earlier ones.
     let failures = queue.failures();
-    let completed = queue.completed();
+    let completed = queue.completed().wrapping_add(failures);
     let words = queue.words();
     let is_poisoned = words.poison.load(Ordering::Relaxed) != 0;
-    // The top bit, which no count has, is set if no failure ends the flush.
-    let acknowledged = if failures != 0 { queue.acknowledged() } else { Losses::ISOLATES };
-    let has_failed = acknowledged & Losses::ISOLATES == 0;
+    // In a context that isolates peers, the top bit is set, and the others are 0 once all failures are acknowledged.
+    let failed = if failures != 0 { queue.acknowledged() ^ failures } else { 0 };
+    let has_failed = failed.cast_signed() > 0;
     if has_failed | is_poisoned {
         return Outcome::failed(if has_failed { Status::CardError } else { Status::Poisoned });
     }
-    // A flush that reports losses waits until its failures are acknowledged, or the host ends the wait.
-    let completed = completed.wrapping_add(if reports_losses { acknowledged } else { failures });
     let now = words.cursor.load(Ordering::Relaxed);
     let outcome = match *at {
         None if by_lock => locked::begin_flush(queue, completed, at),
@@ -51,7 +49,8 @@ pub fn round<Q: FlushQueue>(queue: Q, by_lock: bool, reports_losses: bool, at: &
     if outcome == Outcome::WAITS && !by_lock {
         combining::pass::passes(queue);
     }
-    outcome
+    // Not by counting only acknowledged failures: later posts, which the others admit, would be counted in their place.
+    if reports_losses && failed > Losses::ISOLATES { Outcome::WAITS } else { outcome }
 }
 
 /// Runs rounds until the flush has ended: every post made before its first round has completed. The wait ends even if other threads keep
