@@ -10,10 +10,13 @@ use crate::platform::Platform;
 use crate::rail::{QueueOptions, Rail};
 use crate::shortage;
 use crate::signal_proxy::inbox::Inbox;
-use ferrogin_libfabric::{Info, Version, bindings};
+use ferrogin_libfabric::{CompletionQueue, CqAttr, Info, Version, bindings};
 
 /// Requests in flight on the endpoint that the check opens.
 const DEPTH: usize = 16;
+
+/// Entries of the completion queue whose rings are counted: a ring of them fills whole pages.
+const RING: usize = 4096;
 
 /// Runs the steps of `createContext` on one card, for this rank alone, and closes everything again. This way, driver, libfabric and GPU
 /// problems show up in `init`, where NCCL can still continue without the plugin.
@@ -32,6 +35,7 @@ pub fn check(query: &CardQuery, signals: Signals, device: &dyn Device, card: &In
             )));
         }
     }
+    check_rings(&rail)?;
     let options = QueueOptions { depth: DEPTH, wide: false, tclass: 0, receives: 0 };
     let info = rail
         .endpoint_info(query, options)
@@ -49,6 +53,36 @@ pub fn check(query: &CardQuery, signals: Signals, device: &dyn Device, card: &In
         opened.map_err(|error| explain_counters(error, card, query.lib.version()))?;
     }
     Ok(())
+}
+
+/// Refuses a card that divides a completion queue into several rings ("sub-CQs"), of which a queue pair uses one: the watcher and the signal
+/// proxy read the first. libfabric doesn't say how many there are, but the card's driver maps them as one piece.
+fn check_rings(rail: &Rail) -> Result<(), Error> {
+    let failed = |what: &str| Error::fabric(format!("{what} on card {}", rail.name()));
+    let cq =
+        CompletionQueue::open(&rail.domain, &CqAttr { size: RING }).map_err(failed("opening a completion queue"))?;
+    let ring = rail.gda.query_cq(&cq).map_err(failed("querying a completion queue"))?;
+    let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
+    let bytes = ring.num_entries as usize * ring.entry_size as usize;
+    match rings_in(&maps, ring.buffer as usize, bytes) {
+        0 | 1 => Ok(()),
+        rings => Err(Error::Usage(format!(
+            "card {} divides each completion queue into {rings} rings (sub-CQs), but this ferrogin reads only the first, so it would miss \
+             failed requests and emulated signals: use another type of card, and please report it",
+            rail.name()
+        ))),
+    }
+}
+
+/// Returns how many rings of `bytes` bytes fit in the driver's mapping that begins at `ring`, by the text of /proc/self/maps; 0 if there is no
+/// such mapping, as with a software card.
+fn rings_in(maps: &str, ring: usize, bytes: usize) -> usize {
+    let mapping = maps.lines().filter(|line| line.contains("/dev/infiniband/")).find_map(|line| {
+        let (start, end) = line.split_once(' ')?.0.split_once('-')?;
+        let [start, end] = [start, end].map(|address| usize::from_str_radix(address, 16));
+        Some((start.ok()?, end.ok()?)).filter(|(start, _)| *start == ring)
+    });
+    mapping.map_or(0, |(start, end)| (end - start) / bytes.max(1))
 }
 
 /// Adds the known cause to the error of a completion counter that doesn't open.
@@ -102,6 +136,17 @@ fn counter_cause(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rings_of_completion_queue_are_counted_in_its_mapping() {
+        let maps = "7f0000000000-7f0000004000 rw-s 00000000 00:06 412 /dev/infiniband/uverbs0\n\
+            7f0000010000-7f0000018000 rw-s 00004000 00:06 412 /dev/infiniband/uverbs0\n\
+            7f0000020000-7f0000028000 rw-p 00000000 00:00 0 \n";
+        let rings = |at| rings_in(maps, at, 0x4000);
+        assert_eq!((rings(0x7f00_0000_0000), rings(0x7f00_0001_0000)), (1, 2));
+        assert_eq!((rings(0x7f00_0002_0000), rings(0x7f00_0000_1000)), (0, 0), "no mapping of a driver");
+        assert_eq!(rings_in("nothing", 0, 0), 0);
+    }
 
     const OFF: i32 = bindings::FI_EOPNOTSUPP;
     const FINITE: u64 = (1 << 31) - 1;
