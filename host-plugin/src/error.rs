@@ -76,6 +76,15 @@ pub enum Error {
     },
 }
 
+/// The result of a call on a data path. With the error on the heap, it fits in registers.
+pub type DataResult<T> = Result<T, Box<Error>>;
+
+impl From<Box<Error>> for Error {
+    fn from(error: Box<Error>) -> Self {
+        *error
+    }
+}
+
 impl Error {
     /// Returns NCCL's result code for the error.
     pub fn result(&self) -> nccl::Result {

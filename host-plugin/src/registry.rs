@@ -161,6 +161,14 @@ impl Slot {
         self.handle.load(Ordering::Acquire) == handle as u64
     }
 
+    /// Calls `body` with the owned object, if the slot still has this handle.
+    #[inline(always)]
+    fn with<T: Any, R>(&self, handle: *const c_void, body: impl FnOnce(&mut T) -> R) -> Option<R> {
+        let mut object = lock(&self.owned);
+        let object = object.as_mut().filter(|_| self.has(handle))?.downcast_mut()?;
+        Some(body(object))
+    }
+
     /// Opens an object in its lock.
     fn open<T>(&self, object: &Mutex<Option<T>>, new: T, handle: *mut c_void) {
         let mut object = lock(object);
@@ -209,7 +217,8 @@ fn kind_bits(handle: *const c_void) -> u64 {
     handle as u64 & 0xf
 }
 
-fn place(handle: *const c_void) -> usize {
+/// Returns a handle's place among all open handles.
+pub fn place(handle: *const c_void) -> usize {
     (handle as usize >> SLOT_SHIFT) & (PLACES - 1)
 }
 
@@ -274,11 +283,15 @@ pub fn insert_owned<T: Any + Send>(kind: Kind, object: T) -> Option<*mut c_void>
 /// Calls `body` with the object behind a handle from [`insert_owned`]. Meanwhile no other thread can use or close it. `body` may look up
 /// shared objects, but must not call `with`.
 pub fn with<T: Any, R>(handle: *const c_void, kind: Kind, body: impl FnOnce(&mut T) -> R) -> Result<R, HandleError> {
-    let slot = slot_of(handle, kind)?;
-    let mut object = lock(&slot.owned);
-    let object = object.as_mut().filter(|_| slot.has(handle));
-    let object = object.and_then(|object| object.downcast_mut()).ok_or_else(|| refusal(handle, kind))?;
-    Ok(body(object))
+    slot_of(handle, kind)?.with(handle, body).ok_or_else(|| refusal(handle, kind))
+}
+
+/// Does what [`with`] does for the open handle with a tag, if there is one, and passes it to `body`.
+pub fn with_tag<T: Any, R>(of: u64, kind: Kind, body: impl FnOnce(*mut c_void, &mut T) -> R) -> Option<R> {
+    let slot = slot_at(of as usize & (PLACES - 1))?;
+    let handle = slot.handle.load(Ordering::Acquire) as *mut c_void;
+    let is_wanted = tag(handle) == of && kind_bits(handle) == kind as u64;
+    is_wanted.then(|| slot.with(handle, |object| body(handle, object)))?
 }
 
 /// Returns the object behind a handle from [`insert`].
@@ -306,12 +319,6 @@ pub const TAG_BITS: u32 = SLOT_BITS + 11;
 /// Returns a handle without its kind, cut to [`TAG_BITS`]: it also tells the object from the next 2,047 that open.
 pub fn tag(handle: *const c_void) -> u64 {
     handle as u64 >> SLOT_SHIFT & ((1 << TAG_BITS) - 1)
-}
-
-/// Returns the open handle with a tag.
-pub fn tagged(of: u64) -> Option<*mut c_void> {
-    let handle = slot_at(of as usize & (PLACES - 1))?.handle.load(Ordering::Acquire) as *mut c_void;
-    (!handle.is_null() && tag(handle) == of).then_some(handle)
 }
 
 /// Sets a GIN context's error counters, which [`fault`] reads until the handle is removed.
@@ -442,9 +449,12 @@ mod tests {
                 assert!(
                     remove_owned::<u8>(forged, Kind::RmaContext).is_err() && fault(forged, Kind::RmaContext).is_err()
                 );
-                assert_eq!((tagged(tag(stale)), tagged(tag(open))), (None, Some(open.cast_mut())));
+                assert_eq!(with_tag(tag(stale), Kind::RmaContext, |_, _: &mut u8| ()), None);
             };
             with(open, Kind::RmaContext, refused).unwrap();
+            let found = |handle, object: &mut u8| (handle, *object);
+            assert_eq!(with_tag(tag(open), Kind::RmaContext, found), Some((open.cast_mut(), 2)));
+            assert_eq!(with_tag(tag(open), Kind::RmaMemory, found), None);
             for handle in handles {
                 remove_owned::<u8>(handle as *const c_void, Kind::RmaContext).unwrap();
             }

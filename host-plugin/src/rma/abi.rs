@@ -1,16 +1,16 @@
 //! The symbols NCCL loads for its RMA layer, and the C functions behind them, which follow the rules of [`crate::abi`].
 #![allow(unsafe_code)]
 
-use super::calls::{SignalCall, TransferCall};
+use super::calls::{Place, SignalCall, TransferCall};
 use super::context::{Context, RetiredContexts};
-use super::engine::{DRAIN_LIMIT, Engine};
+use super::engine::DRAIN_LIMIT;
 use super::memory::{Memory, Registered};
 use super::plugin::RmaPlugin;
 use super::ranks::Ranks;
 use super::requests::Request;
 use crate::abi::{Out, closed, common_entries, guard, keep, kept, read, read_handles};
 use crate::comm::{Handles, ListenComm};
-use crate::error::Error;
+use crate::error::{DataResult, Error};
 use crate::plugin::NAME;
 use crate::registry::{self, Kind};
 use crate::silence::Silence;
@@ -200,7 +200,7 @@ fn deregister(comm: &RmaComm, handle: Handle) {
         let _span = trace::span("RMA deregMrSym", comm.ranks.rank);
         comm.registered.remove(memory.number);
         for context in comm.contexts.all() {
-            let _ = with(context, |context| context.engine.forget(handle as usize));
+            let _ = with(context, |context| context.memories.forget(handle as usize));
         }
     }
 }
@@ -231,7 +231,7 @@ fn drain(ctx: Handle, comm: &RmaComm) {
         for other in others.iter().filter(|other| **other != ctx) {
             let _ = with(*other, |context| {
                 if context.engine.failure().is_none()
-                    && let Err(error) = call(*other, context, Engine::progress)
+                    && let Err(error) = call(*other, context, |context| context.engine.progress())
                 {
                     crate::warn!("RMA destroyContext, in another context: {error}");
                 }
@@ -274,32 +274,40 @@ unsafe extern "C" fn close_coll(comm: Handle) -> nccl::Result {
 }
 
 /// Calls a context's data path, and records its failure for `queryLastError`.
-fn call<T>(ctx: Handle, context: &mut Context, call: impl FnOnce(&mut Engine) -> Result<T, Error>) -> Result<T, Error> {
-    let result = call(&mut context.engine);
-    if result.is_err() && context.engine.failure().is_some() {
-        registry::raise_fault(ctx, Kind::RmaContext);
-    }
-    result
+fn call<T>(ctx: Handle, context: &mut Context, call: impl FnOnce(&mut Context) -> DataResult<T>) -> DataResult<T> {
+    call(context).inspect_err(|_| {
+        if context.engine.failure().is_some() {
+            registry::raise_fault(ctx, Kind::RmaContext);
+        }
+    })
 }
 
 /// Starts an operation.
+#[inline(always)]
 fn start(
     ctx: Handle,
     request: *mut Handle,
-    operation: impl FnOnce(&mut Engine) -> Result<Request, Error>,
+    operation: impl FnOnce(&mut Context) -> DataResult<Request>,
 ) -> Result<(), Error> {
     let request = Out::new(request, "request")?;
-    request.set(with(ctx, |context| call(ctx, context, operation))??.handle(registry::tag(ctx)));
-    Ok(())
+    let started = |context: &mut Context| {
+        request.set(operation(context)?.handle(registry::tag(ctx)));
+        Ok(())
+    };
+    Ok(with(ctx, |context| call(ctx, context, started))??)
+}
+
+fn place(memory: Handle, offset: u64) -> Place {
+    Place { memory: memory as usize, offset }
 }
 
 fn signal(offset: u64, memory: Handle, value: u64, operation: u32, strong: u8) -> SignalCall {
-    SignalCall { memory: memory as usize, offset, value, operation, strong: strong != 0 }
+    SignalCall { word: place(memory, offset), value, operation, strong: strong != 0 }
 }
 
 /// One version of `iput`, `iputSignal` or `iget`: the arguments that not all of them have, the flags, and the call.
 macro_rules! operations {
-    ($($name:ident($($own:ident: $ty:ty),*), $flags:expr => $call:literal, |$engine:ident, $target:ident, $transfer:ident| $body:expr;)*) => {$(
+    ($($name:ident($($own:ident: $ty:ty),*), $flags:expr => $call:literal, |$context:ident, $named:ident, $transfer:ident| $body:expr;)*) => {$(
         #[allow(clippy::too_many_arguments)]
         unsafe extern "C" fn $name(
             ctx: Handle, context: c_int, from: u64, source: Handle, size: usize, to: u64, target: Handle, rank: u32,
@@ -307,26 +315,26 @@ macro_rules! operations {
         ) -> nccl::Result {
             guard($call, || {
                 let more_follows = $flags & OPT_AGGREGATE_REQUESTS != 0;
-                let (from, to) = ((source as usize, from), (target as usize, to));
+                let (from, to) = (place(source, from), place(target, to));
                 let $transfer = TransferCall { from, to, size: size as u64, more_follows };
-                let $target = (context, rank);
-                start(ctx, request, |$engine| $body)
+                let $named = (context, rank);
+                start(ctx, request, |$context| $body)
             })
         }
     )*};
 }
 
 operations! {
-    iput(flags: u32), flags => "iput", |engine, target, put| engine.put(target, put, None);
-    iput_v14(), 0 => "iput", |engine, target, put| engine.put(target, put, None);
-    iget(flags: u32), flags => "iget", |engine, target, get| engine.get(target, get);
-    iget_v14(), 0 => "iget", |engine, target, get| engine.get(target, get);
+    iput(flags: u32), flags => "iput", |context, named, put| context.put(named, put, None);
+    iput_v14(), 0 => "iput", |context, named, put| context.put(named, put, None);
+    iget(flags: u32), flags => "iget", |context, named, get| context.get(named, get);
+    iget_v14(), 0 => "iget", |context, named, get| context.get(named, get);
     iput_signal(offset: u64, memory: Handle, value: u64, operation: u32, strong: u8, flags: u32), flags => "iputSignal",
-        |engine, target, put| engine.put(target, put, Some(signal(offset, memory, value, operation, strong)));
+        |context, named, put| context.put(named, put, Some(signal(offset, memory, value, operation, strong)));
     iput_signal_v14(offset: u64, memory: Handle, value: u64, operation: u32, strong: u8), 0 => "iputSignal",
-        |engine, target, put| engine.put(target, put, Some(signal(offset, memory, value, operation, strong)));
+        |context, named, put| context.put(named, put, Some(signal(offset, memory, value, operation, strong)));
     iput_signal_v13(offset: u64, memory: Handle, value: u64, operation: u32), 0 => "iputSignal",
-        |engine, target, put| engine.put(target, put, Some(signal(offset, memory, value, operation, 1)));
+        |context, named, put| context.put(named, put, Some(signal(offset, memory, value, operation, 1)));
 }
 
 unsafe extern "C" fn iflush(
@@ -336,19 +344,20 @@ unsafe extern "C" fn iflush(
     rank: u32,
     request: *mut Handle,
 ) -> nccl::Result {
-    guard("iflush", || start(ctx, request, |engine| engine.flush((context, rank), mhandle as usize)))
+    guard("iflush", || start(ctx, request, |on| on.flush((context, rank), mhandle as usize)))
 }
 
 unsafe extern "C" fn test(comm: Handle, request: Handle, done: *mut c_int) -> nccl::Result {
     guard("test", || {
         let done = Out::new(done, "done")?;
         done.set(0);
-        let context = Request::parse(request).and_then(|(tag, request)| Some((registry::tagged(tag)?, request)));
-        let found = context.and_then(|(ctx, request)| {
-            let of_comm = |context: &mut Context| {
-                if context.comm == comm as usize { call(ctx, context, |engine| engine.test(request)) } else { Ok(None) }
-            };
-            registry::with(ctx, Kind::RmaContext, of_comm).ok()
+        let of_comm = |context: &mut Context, request| {
+            if context.comm == comm as usize { context.engine.test(request) } else { Ok(None) }
+        };
+        let found = Request::parse(request).and_then(|(tag, request)| {
+            registry::with_tag(tag, Kind::RmaContext, |ctx, context| {
+                call(ctx, context, |context| of_comm(context, request))
+            })
         });
         if let Some(is_done) = found.transpose()?.flatten() {
             done.set(c_int::from(is_done));
@@ -368,7 +377,7 @@ unsafe extern "C" fn rma_progress(ctx: Handle) -> nccl::Result {
     let called = guard("rmaProgress", || {
         with(ctx, |context| {
             let known = context.engine.failure().is_some();
-            match call(ctx, context, Engine::progress) {
+            match call(ctx, context, |context| context.engine.progress()) {
                 // NCCL's GIN proxy keeps calling, so only the first failure is logged.
                 Err(error) if known => result = error.result(),
                 other => other?,

@@ -1,27 +1,37 @@
 //! NCCL's data calls: checks their arguments before the data path takes over.
 
-use super::engine::{Ends, Engine, Signal, Transfer};
-use super::memory::Memory;
+use super::context::Context;
+use super::engine::{Signal, Transfer};
+use super::lane::Access;
+use super::memory::{Memory, Peer};
 use super::requests::Request;
 use super::stream::StreamId;
 use super::words::Word;
-use crate::error::Error;
+use crate::error::{DataResult, Error};
 use crate::registry::{self, Kind};
 use ferrogin_ffi::rma::{SIGNAL_OP_ADD, SIGNAL_OP_INC};
-use std::collections::btree_map::Entry;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
 
 /// The context and rank a call names.
 type Target = (c_int, u32);
 
+/// A byte of memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Place {
+    /// The memory's handle.
+    pub memory: usize,
+    /// The offset in it.
+    pub offset: u64,
+}
+
 /// A put's or get's arguments. If the size is 0, the handles may be NULL.
 #[derive(Debug, Clone, Copy)]
 pub struct TransferCall {
-    /// Where the bytes come from: memory's handle and offset.
-    pub from: (usize, u64),
+    /// Where the bytes come from.
+    pub from: Place,
     /// Where they go.
-    pub to: (usize, u64),
+    pub to: Place,
     /// Number of bytes.
     pub size: u64,
     /// NCCL has another operation for this peer right behind this one.
@@ -31,10 +41,8 @@ pub struct TransferCall {
 /// A signal's arguments.
 #[derive(Debug, Clone, Copy)]
 pub struct SignalCall {
-    /// The handle of the word's memory.
-    pub memory: usize,
-    /// The word's offset in it.
-    pub offset: u64,
+    /// The word.
+    pub word: Place,
     /// `signalValue`.
     pub value: u64,
     /// `signalOp`.
@@ -43,104 +51,166 @@ pub struct SignalCall {
     pub strong: bool,
 }
 
-impl Engine {
+/// Memory that calls have named, with its handle and by the handle's place, because threads share the registry's locks.
+#[derive(Default)]
+pub struct Memories(Vec<Option<(usize, Arc<Memory>)>>);
+
+impl Memories {
+    fn get(&self, handle: usize) -> Option<&Arc<Memory>> {
+        let (known, memory) = self.0.get(registry::place(handle as *const c_void))?.as_ref()?;
+        (*known == handle).then_some(memory)
+    }
+
+    /// Looks up a handle of communicator `comm` that isn't known.
+    #[cold]
+    fn learn(&mut self, handle: usize, comm: u64) -> DataResult<()> {
+        let memory = registry::get::<Memory>(handle as *const c_void, Kind::RmaMemory).map_err(Error::from)?;
+        if memory.comm != comm {
+            return Err(Error::Argument("the memory handle belongs to another communicator".to_owned()).into());
+        }
+        let place = registry::place(handle as *const c_void);
+        self.0.resize(self.0.len().max(place + 1), None);
+        self.0[place] = Some((handle, memory));
+        Ok(())
+    }
+
+    /// Forgets memory whose handle has been closed.
+    pub fn forget(&mut self, handle: usize) {
+        if self.get(handle).is_some() {
+            self.0[registry::place(handle as *const c_void)] = None;
+        }
+    }
+}
+
+impl Context {
     /// Implements `iput`, and `iputSignal` if there is a signal.
     ///
     /// # Errors
     /// An argument is invalid; an operation of this context has failed.
-    pub fn put(&mut self, target: Target, put: TransferCall, signal: Option<SignalCall>) -> Result<Request, Error> {
+    #[inline(always)]
+    pub fn put(&mut self, target: Target, put: TransferCall, signal: Option<SignalCall>) -> DataResult<Request> {
         let stream = self.stream(target)?;
-        let put = self.check_transfer(stream.peer, (put.from, put.to), put)?;
-        let signal = signal.map(|signal| self.check_signal(stream.peer, signal)).transpose()?;
-        self.start_put(stream, put, signal)
+        let signal = match signal {
+            Some(signal) => Some(self.check_signal(stream.peer, signal)?),
+            None => None,
+        };
+        self.transfer(stream, Access::Write, put, signal)
     }
 
     /// Implements `iget`.
     ///
     /// # Errors
     /// An argument is invalid; an operation of this context has failed.
-    pub fn get(&mut self, target: Target, get: TransferCall) -> Result<Request, Error> {
+    #[inline(always)]
+    pub fn get(&mut self, target: Target, get: TransferCall) -> DataResult<Request> {
         let stream = self.stream(target)?;
-        let get = self.check_transfer(stream.peer, (get.to, get.from), get)?;
-        self.start_get(stream, get)
+        self.transfer(stream, Access::Read, get, None)
     }
 
     /// Implements `iflush`: makes the bytes of completed gets visible to the GPU before it returns a request that's done.
     ///
     /// # Errors
     /// An argument is invalid; the driver fails; an operation of this context has failed.
-    pub fn flush(&mut self, target: Target, memory: usize) -> Result<Request, Error> {
+    pub fn flush(&mut self, target: Target, memory: usize) -> DataResult<Request> {
         self.stream(target)?;
         // NCCL passes its signal memory's handle, or NULL if it has no signals.
         if memory != 0 {
-            self.memory(memory)?;
+            self.know(memory)?;
         }
-        self.ranks.device.flush_writes()?;
-        self.done()
+        self.engine.ranks.device.flush_writes().map_err(Error::from)?;
+        self.engine.done()
     }
 
-    /// Forgets memory whose handle has been closed.
-    pub fn forget(&mut self, handle: usize) {
-        self.memories.remove(&handle);
-    }
-
-    /// Returns the memory behind a handle, and caches it because threads share the registry's locks.
-    fn memory(&mut self, handle: usize) -> Result<&Arc<Memory>, Error> {
-        match self.memories.entry(handle) {
-            Entry::Occupied(known) => Ok(known.into_mut()),
-            Entry::Vacant(place) => {
-                let memory = registry::get::<Memory>(handle as *const c_void, Kind::RmaMemory)?;
-                if memory.comm != self.ranks.number {
-                    return Err(Error::Argument("the memory handle belongs to another communicator".to_owned()));
-                }
-                Ok(place.insert(memory))
-            }
+    fn know(&mut self, handle: usize) -> DataResult<()> {
+        match self.memories.get(handle) {
+            Some(_) => Ok(()),
+            None => self.memories.learn(handle, self.engine.ranks.number),
         }
     }
 
-    fn stream(&self, (context, rank): Target) -> Result<StreamId, Error> {
-        let contexts = self.contexts;
-        let context = usize::try_from(context)
-            .ok()
-            .filter(|context| *context < contexts)
-            .ok_or_else(|| Error::Argument(format!("context {context} does not exist: this handle has {contexts}")))?;
-        match rank as usize {
-            peer if peer < self.ranks.nranks => Ok(StreamId { peer, context }),
-            _ => Err(Error::Argument(format!("rank {rank} does not exist: the job has {}", self.ranks.nranks))),
+    #[inline(always)]
+    fn stream(&self, (context, rank): Target) -> DataResult<StreamId> {
+        let (contexts, nranks) = (self.engine.contexts, self.engine.ranks.nranks);
+        let stream = StreamId { peer: rank as usize, context: context as usize };
+        if context < 0 || stream.context >= contexts {
+            return Err(refused(format!("context {context} does not exist: this handle has {contexts}")));
         }
+        if stream.peer >= nranks {
+            return Err(refused(format!("rank {rank} does not exist: the job has {nranks}")));
+        }
+        Ok(stream)
     }
 
-    /// Finds the memory, and checks that the bytes are inside it on this rank and on rank `peer`.
-    fn check_transfer(
+    /// Starts a transfer if its bytes are inside the memory, on this rank and on the peer.
+    #[inline(always)]
+    fn transfer(
         &mut self,
-        peer: usize,
-        (near, far): ((usize, u64), (usize, u64)),
-        TransferCall { size, more_follows, .. }: TransferCall,
-    ) -> Result<Transfer, Error> {
-        if size == 0 {
-            return Ok(Transfer { ends: None, size, more_follows });
-        }
-        let (near, far) = ((self.memory(near.0)?.clone(), near.1), (self.memory(far.0)?.clone(), far.1));
-        near.0.own().check("memory of this rank", near.1, size)?;
-        far.0.peer(peer).check(format_args!("memory of rank {peer}"), far.1, size)?;
-        Ok(Transfer { ends: Some(Ends { near, far }), size, more_follows })
+        stream: StreamId,
+        access: Access,
+        call: TransferCall,
+        signal: Option<Signal>,
+    ) -> DataResult<Request> {
+        let TransferCall { from, to, size, more_follows } = call;
+        let (near, far) = if access == Access::Read { (to, from) } else { (from, to) };
+        let ends = if size == 0 {
+            None
+        } else {
+            let (here, there) = loop {
+                if let (Some(here), Some(there)) = (self.memories.get(near.memory), self.memories.get(far.memory)) {
+                    break (here, there);
+                }
+                self.know(near.memory)?;
+                self.know(far.memory)?;
+            };
+            let (of_here, of_there) = (here.own(), there.peer(stream.peer));
+            if !of_here.has(near.offset, size) {
+                return Err(outside("memory of this rank".to_owned(), of_here, near.offset, size));
+            }
+            if !of_there.has(far.offset, size) {
+                return Err(outside(format!("memory of rank {}", stream.peer), of_there, far.offset, size));
+            }
+            Some([here, there])
+        };
+        let transfer = Transfer { ends, offsets: [near.offset, far.offset], size, more_follows };
+        self.engine.transfer(stream, access, transfer, signal)
     }
 
-    fn check_signal(&mut self, peer: usize, call: SignalCall) -> Result<Signal, Error> {
-        let (offset, memory) = (call.offset, self.memory(call.memory)?);
+    #[inline(always)]
+    fn check_signal(&mut self, peer: usize, call: SignalCall) -> DataResult<Signal> {
+        let Place { memory, offset } = call.word;
+        let memory = loop {
+            match self.memories.get(memory) {
+                Some(memory) => break memory,
+                None => self.know(memory)?,
+            }
+        };
         let value = match call.operation {
             SIGNAL_OP_INC => 1,
             SIGNAL_OP_ADD => call.value,
             other => {
-                return Err(Error::Argument(format!(
+                return Err(refused(format!(
                     "signalOp {other} is not known: use NCCL_NET_SIGNAL_OP_INC ({SIGNAL_OP_INC}) or _ADD ({SIGNAL_OP_ADD})"
                 )));
             }
         };
-        memory.peer(peer).check(format_args!("signal in memory of rank {peer}"), offset, 8)?;
-        if memory.peer(peer).word(offset).is_none() {
-            return Err(Error::Argument(format!("the signal at offset {offset} is not aligned to 8 bytes")));
+        let there = memory.peer(peer);
+        if there.word(offset).is_none() {
+            return Err(if there.has(offset, 8) {
+                refused(format!("the signal at offset {offset} is not aligned to 8 bytes"))
+            } else {
+                outside(format!("signal in memory of rank {peer}"), there, offset, 8)
+            });
         }
         Ok(Signal { word: Word { memory: memory.number, offset, strong: call.strong }, value })
     }
+}
+
+#[cold]
+fn refused(what: String) -> Box<Error> {
+    Error::Argument(what).into()
+}
+
+#[cold]
+fn outside(what: String, memory: &Peer, offset: u64, size: u64) -> Box<Error> {
+    refused(format!("{what}: {size} bytes at offset {offset} are outside of a registration of {} bytes", memory.size()))
 }

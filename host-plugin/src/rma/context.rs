@@ -1,5 +1,6 @@
 //! Context handles: setting them up across the ranks, and destroying them.
 
+use super::calls::Memories;
 use super::engine::{Engine, Note};
 use super::lane::{Address, Lane};
 use super::memory::Registered;
@@ -67,6 +68,8 @@ pub struct Context {
     /// The communicator's handle.
     pub comm: usize,
     number: u32,
+    /// The memory that calls have named.
+    pub memories: Memories,
     /// The data path.
     pub engine: Engine,
 }
@@ -144,7 +147,7 @@ impl Context {
         retired.close(&peers);
         let tokens = peers.iter().map(|peer| peer.token).collect();
         let engine = Engine::new(ranks.clone(), registered.clone(), contexts, immediate, lanes, tokens);
-        Ok(Self { retired: retired.clone(), comm: comm as usize, number, engine })
+        Ok(Self { retired: retired.clone(), comm: comm as usize, number, memories: Memories::default(), engine })
     }
 
     /// Implements `destroyContext`. The endpoints stay open for peers' late traffic.

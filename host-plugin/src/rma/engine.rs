@@ -3,7 +3,7 @@
 
 use super::departure::{Departure, Message};
 use super::inbound::{Inbound, Notice};
-use super::lane::{Access, Event, Lane, Local, Post};
+use super::lane::{Access, Event, Lane, Post};
 use super::memory::{Memory, Registered, WordWrite};
 use super::rail::Rail;
 use super::ranks::{Gone, Ranks};
@@ -12,15 +12,15 @@ use super::requests::{Request, Requests};
 use super::stream::{Outgoing, StreamId, window};
 use super::waits::Waits;
 use super::words::{Name, Word, Words};
-use crate::error::Error;
+use crate::error::{DataResult, Error};
 use crate::metrics::Guard;
 use crate::shortage;
-use ferrogin_libfabric::bindings;
-use std::collections::{BTreeMap, VecDeque};
+use ferrogin_libfabric::{CompletionError, bindings};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use zerocopy::FromZeros;
+use zerocopy::{FromZeros, IntoBytes};
 
 /// Size from which a transfer is spread over all rails.
 const SPREAD: u64 = 1 << 20;
@@ -34,22 +34,23 @@ const CHECK_INTERVAL: u32 = 32;
 pub(super) const DRAIN_LIMIT: Duration = Duration::from_secs(7);
 
 /// A put or get with checked arguments.
-pub struct Transfer {
-    /// The memory; `None` if there are no bytes.
-    pub ends: Option<Ends>,
+#[derive(Clone, Copy)]
+pub struct Transfer<M> {
+    /// This rank's memory and the peer's; `None` if there are no bytes.
+    pub ends: Option<[M; 2]>,
+    /// Where the bytes are in each.
+    pub offsets: [u64; 2],
     /// Number of bytes.
     pub size: u64,
     /// NCCL has another operation for this peer right behind this one.
     pub more_follows: bool,
 }
 
-/// A transfer's memory, on this rank and on the peer, with offsets.
-#[derive(Clone)]
-pub struct Ends {
-    /// This rank's.
-    pub near: (Arc<Memory>, u64),
-    /// The peer's.
-    pub far: (Arc<Memory>, u64),
+impl<M> Transfer<M> {
+    fn map<'a, T>(&'a self, map: impl FnMut(&'a M) -> T) -> Transfer<T> {
+        let ends = self.ends.as_ref().map(|ends| ends.each_ref().map(map));
+        Transfer { ends, offsets: self.offsets, size: self.size, more_follows: self.more_follows }
+    }
 }
 
 /// A signal with checked arguments.
@@ -62,15 +63,16 @@ pub struct Signal {
 }
 
 /// What a lane notes about an operation.
+#[derive(Clone, Copy)]
 pub enum Note {
-    /// A part of a request. `put` is the index in the stream of a put without a number.
-    Part { what: &'static str, request: Request, stream: StreamId, put: Option<u64> },
+    /// A part of a request. `put` is the group in the stream of a put without a number.
+    Part { request: Request, stream: StreamId, put: Option<u32> },
     /// An acknowledgement.
     Acknowledgement,
     /// A message to this peer that nothing is under way to it.
     Departure(usize),
-    /// A word that the card writes for peers' signals.
-    Word(WordWrite),
+    /// One of the engine's `writes`.
+    Word(usize),
 }
 
 /// A signal with a number, and the lane for its message.
@@ -82,7 +84,7 @@ struct Numbered {
 
 /// A signal that has no number yet, because the window is full.
 struct Waiting {
-    put: Transfer,
+    put: Transfer<Arc<Memory>>,
     signal: Signal,
     request: Request,
 }
@@ -98,8 +100,6 @@ pub struct Engine {
     pub(super) ranks: Arc<Ranks>,
     /// Number of contexts behind the handle.
     pub(super) contexts: usize,
-    /// Memory that calls have named, by handle.
-    pub(super) memories: BTreeMap<usize, Arc<Memory>>,
     immediate: Immediate,
     lanes: Vec<Lane<Note>>,
     /// Most bytes that one write or read can carry, whichever the rail.
@@ -112,10 +112,11 @@ pub struct Engine {
     tokens: Vec<u64>,
     outbound: Vec<Option<Box<Outbound>>>,
     inbound: Inbound,
+    /// The words that the card writes for peers' signals, until it has written them.
+    writes: Vec<Option<WordWrite>>,
     requests: Requests,
     waits: Waits,
     departure: Departure,
-    events: Vec<Event<Note>>,
     /// The last check of the network found nothing.
     is_quiet: bool,
     /// Calls to `progress`.
@@ -148,16 +149,15 @@ impl Engine {
             inbound: Inbound::new(rank, nranks, contexts, immediate, tokens[rank], registered, counts),
             ranks,
             contexts,
-            memories: BTreeMap::new(),
             immediate,
             lanes,
             turn: 0,
             tokens,
             outbound: (0..contexts * nranks).map(|_| None).collect(),
+            writes: Vec::new(),
             requests: Requests::new(nranks),
             waits,
             departure: Departure::new(rank, nranks),
-            events: Vec::new(),
             is_quiet: false,
             calls: 0,
             tested: (None, 0),
@@ -165,10 +165,12 @@ impl Engine {
         }
     }
 
+    #[inline(always)]
     fn outbound(&mut self, stream: StreamId) -> &mut Outbound {
-        let (place, window) = (stream.place(self.ranks.nranks), window(self.immediate.number_bits));
-        self.outbound[place].get_or_insert_with(|| {
-            Box::new(Outbound { stream: Outgoing::new(0, window), words: Words::default(), waiting: VecDeque::new() })
+        let bits = self.immediate.number_bits;
+        self.outbound[stream.place(self.ranks.nranks)].get_or_insert_with(|| {
+            let (stream, words, waiting) = (Outgoing::new(0, window(bits)), Words::default(), VecDeque::new());
+            Box::new(Outbound { stream, words, waiting })
         })
     }
 
@@ -177,52 +179,48 @@ impl Engine {
         self.failure.as_deref()
     }
 
-    fn check(&self) -> Result<(), Error> {
+    fn check(&self) -> DataResult<()> {
         match &self.failure {
-            Some(failure) => Err(Error::Peer(failure.clone())),
+            Some(failure) => Err(Error::Peer(failure.clone()).into()),
             None => Ok(()),
         }
     }
 
     /// Keeps the first failure, so that every later call fails.
-    fn fail(&mut self, error: Error) -> Error {
+    #[cold]
+    fn fail(&mut self, error: Box<Error>) -> Box<Error> {
         self.failure.get_or_insert_with(|| error.to_string());
         self.ranks.has_failed.store(true, Ordering::Relaxed);
         error
     }
 
-    fn started(&mut self, start: impl FnOnce(&mut Self, Request) -> Result<(), Error>) -> Result<Request, Error> {
-        self.check()?;
-        let request = self.requests.open()?;
-        start(self, request).map(|()| request).map_err(|error| self.fail(error))
-    }
-
-    /// Starts a put with checked arguments, and its signal if it has one.
-    pub(super) fn start_put(
+    /// Starts a put or get with checked arguments, and a put's signal if it has one.
+    #[inline(always)]
+    pub(super) fn transfer(
         &mut self,
         stream: StreamId,
-        put: Transfer,
+        access: Access,
+        transfer: Transfer<&Arc<Memory>>,
         signal: Option<Signal>,
-    ) -> Result<Request, Error> {
-        self.started(|this, request| match signal {
-            Some(signal) => this.signal(stream, Waiting { put, signal, request }),
-            None => this.parts(stream, &put, Access::Write, request),
-        })
-    }
-
-    /// Starts a get with checked arguments.
-    pub(super) fn start_get(&mut self, stream: StreamId, get: Transfer) -> Result<Request, Error> {
-        self.started(|this, request| this.parts(stream, &get, Access::Read, request))
+    ) -> DataResult<Request> {
+        let request = self.done()?;
+        let started = match signal {
+            Some(signal) => self.signal(stream, transfer, signal, request),
+            None => self.parts(stream, transfer, access, request),
+        };
+        started.map(|()| request).map_err(|error| self.fail(error))
     }
 
     /// Returns a request that is done.
-    pub(super) fn done(&mut self) -> Result<Request, Error> {
-        self.started(|_, _| Ok(()))
+    #[inline(always)]
+    pub(super) fn done(&mut self) -> DataResult<Request> {
+        self.check()?;
+        self.requests.open()
     }
 
     fn next_rail(&mut self) -> usize {
         let rail = self.turn;
-        self.turn = (rail + 1) % self.lanes.len();
+        self.turn = if rail + 1 < self.lanes.len() { rail + 1 } else { 0 };
         rail
     }
 
@@ -233,65 +231,86 @@ impl Engine {
         share.min(self.part_max)
     }
 
-    /// Splits a transfer into parts: rail, offset and size.
-    fn split(&mut self, size: u64) -> impl Iterator<Item = (usize, u64, u64)> + use<> {
-        let (part, rails, first) = (self.part(size).max(1), self.lanes.len(), self.turn);
-        let parts = size.div_ceil(part);
-        self.turn = (first + parts as usize) % rails;
-        (0..parts).map(move |n| ((first + n as usize) % rails, n * part, part.min(size - n * part)))
-    }
-
-    /// Posts a transfer's parts.
-    fn parts(&mut self, stream: StreamId, transfer: &Transfer, access: Access, request: Request) -> Result<(), Error> {
-        let Some(Ends { near: (near, near_offset), far: (far, far_offset) }) = &transfer.ends else { return Ok(()) };
-        let parts = self.split(transfer.size);
-        self.add_parts(request, stream.peer, parts.size_hint().0 as u32);
+    /// Posts a transfer's parts, on one rail after the other.
+    #[inline(always)]
+    fn parts(
+        &mut self,
+        stream: StreamId,
+        transfer: Transfer<&Arc<Memory>>,
+        access: Access,
+        request: Request,
+    ) -> DataResult<()> {
+        let Transfer { ends, offsets: [near_offset, far_offset], size, more_follows } = transfer;
+        let Some([near, far]) = ends else { return Ok(()) };
+        let far = far.peer(stream.peer);
+        let (part, mut offset) = (self.part(size), 0);
         // If order is kept, no signal waits for a put.
-        let has_index = access == Access::Write && !self.keeps_order;
-        for (rail, offset, size) in parts {
-            let put = has_index.then(|| self.outbound(stream).stream.put(transfer.size == NCCL_PART));
-            let post = Post::Rma {
+        let has_group = access == Access::Write && !self.keeps_order;
+        while offset < size {
+            let (rail, len) = (self.next_rail(), part.min(size - offset));
+            self.add_part(request, stream.peer);
+            let put = has_group.then(|| self.outbound(stream).stream.put(size == NCCL_PART));
+            let post = Post {
                 access,
                 peer: stream.peer,
-                memory: near.clone(),
-                local: Local::At(near_offset + offset),
-                len: size as usize,
-                remote: far.peer(stream.peer).remote(rail, far_offset + offset),
-                note: Note::Part { what: access.name(), request, stream, put },
+                len: len as usize,
+                remote: far.remote(rail, far_offset + offset),
+                note: Note::Part { request, stream, put },
+                more_follows,
             };
-            self.lanes[rail].post(post, transfer.more_follows)?;
+            self.lanes[rail].post(post, near, near_offset + offset)?;
+            offset += len;
         }
         Ok(())
     }
 
-    fn add_parts(&mut self, request: Request, peer: usize, parts: u32) {
+    fn add_part(&mut self, request: Request, peer: usize) {
         if !self.requests.is_under_way(peer) {
             self.waits.note(peer);
         }
-        self.requests.add_parts(request, peer, parts);
+        self.requests.add_part(request, peer);
     }
 
-    fn signal(&mut self, stream: StreamId, waiting: Waiting) -> Result<(), Error> {
-        // The message is one part; the put's own parts are added once the signal has a number.
-        self.add_parts(waiting.request, stream.peer, 1);
+    /// Starts a put with a signal, or keeps it waiting if the window is full.
+    #[inline(always)]
+    fn signal(
+        &mut self,
+        stream: StreamId,
+        put: Transfer<&Arc<Memory>>,
+        signal: Signal,
+        request: Request,
+    ) -> DataResult<()> {
         let outbound = self.outbound(stream);
-        outbound.waiting.push_back(waiting);
-        self.start_waiting(stream)
+        if outbound.waiting.is_empty()
+            && let Some(number) = outbound.stream.number()
+        {
+            return self.start(stream, number, put, signal, request);
+        }
+        outbound.waiting.push_back(Waiting { put: put.map(|memory| Arc::clone(memory)), signal, request });
+        self.add_part(request, stream.peer);
+        Ok(())
     }
 
     /// Starts as many of a stream's waiting signals as the window has room for.
-    fn start_waiting(&mut self, stream: StreamId) -> Result<(), Error> {
+    fn start_waiting(&mut self, stream: StreamId) -> DataResult<()> {
         while !self.outbound(stream).waiting.is_empty()
             && let Some(number) = self.outbound(stream).stream.number()
-            && let Some(waiting) = self.outbound(stream).waiting.pop_front()
+            && let Some(Waiting { put, signal, request }) = self.outbound(stream).waiting.pop_front()
         {
-            self.start(stream, number, waiting)?;
+            self.start(stream, number, put.map(|memory| memory), signal, request)?;
+            self.requests.part_done(request, stream.peer);
         }
         Ok(())
     }
 
-    fn start(&mut self, stream: StreamId, number: u32, waiting: Waiting) -> Result<(), Error> {
-        let Waiting { put, signal, request } = waiting;
+    fn start(
+        &mut self,
+        stream: StreamId,
+        number: u32,
+        put: Transfer<&Arc<Memory>>,
+        signal: Signal,
+        request: Request,
+    ) -> DataResult<()> {
         let (entries, keeps_order) = (self.immediate.entries(), self.keeps_order);
         // The immediate data of a single write announces its landing. If there are several, this rank waits for their completions. If order
         // is kept, the message announces it: the tcp of libfabric 1.17 crashes if an endpoint is closed while a write with immediate data
@@ -304,19 +323,20 @@ impl Engine {
             _ => Name::InMessage(0),
         };
         let lane = self.turn;
-        let data = |entry| self.immediate.pack(self.ranks.rank, stream.context, entry, number);
-        let entry = match name {
-            Name::Known(entry) => {
-                self.parts(stream, &put, Access::WriteData(data(entry)), request)?;
-                self.requests.part_done(request, stream.peer);
-                return Ok(());
-            }
-            Name::InMessage(entry) => entry,
+        let (known, entry) = match name {
+            Name::Known(entry) => (entry, 0),
+            Name::InMessage(entry) => (0, entry),
         };
-        let access = if is_one { Access::WriteData(data(0)) } else { Access::Write };
+        let data = self.immediate.pack(self.ranks.rank, stream.context, known, number);
+        let access = if is_one { Access::WriteData(data) } else { Access::Write };
         // The message shares the write's doorbell.
         let more_follows = put.more_follows;
-        self.parts(stream, &Transfer { more_follows: is_one || keeps_order, ..put }, access, request)?;
+        let shares = if known > 0 { more_follows } else { is_one || keeps_order };
+        self.parts(stream, Transfer { more_follows: shares, ..put }, access, request)?;
+        if known > 0 {
+            return Ok(());
+        }
+        self.add_part(request, stream.peer);
         let record = Record {
             kind: if is_one { record::SIGNAL_OF_PUT } else { record::SIGNAL },
             strong: u8::from(signal.word.strong),
@@ -334,17 +354,18 @@ impl Engine {
         }
     }
 
-    fn send(&mut self, stream: StreamId, signal: Numbered, more_follows: bool) -> Result<(), Error> {
+    fn send(&mut self, stream: StreamId, signal: Numbered, more_follows: bool) -> DataResult<()> {
         let Numbered { lane, record, request } = signal;
-        let note = Note::Part { what: "signal", request, stream, put: None };
-        self.lanes[lane].post(Post::Record { peer: stream.peer, record, confirmed: false, note }, more_follows)
+        let note = Note::Part { request, stream, put: None };
+        let post = Post { more_follows, ..message_post(Access::Message, stream.peer, note) };
+        self.lanes[lane].post_bytes(post, record.as_bytes())
     }
 
     /// Returns whether a request is done, and closes it if so; `None` if the request isn't open.
     ///
     /// # Errors
     /// An operation of this context has failed.
-    pub fn test(&mut self, request: Request) -> Result<Option<bool>, Error> {
+    pub fn test(&mut self, request: Request) -> DataResult<Option<bool>> {
         self.check()?;
         let is_done = self.requests.close(request);
         if is_done != Some(false) {
@@ -363,7 +384,7 @@ impl Engine {
     ///
     /// # Errors
     /// An operation of this context has failed.
-    pub fn progress(&mut self) -> Result<(), Error> {
+    pub fn progress(&mut self) -> DataResult<()> {
         self.check()?;
         self.tested.1 = 0;
         let result = self.rounds().and_then(|()| self.check_ranks());
@@ -373,7 +394,7 @@ impl Engine {
     /// Checks the other ranks, because not every provider reports that a peer is gone or stopped. Requests to a rank that closed its
     /// communicator fail, and so do those that a rank keeps waiting for too long. If a rank is lost, all requests fail, because several
     /// ranks may have ended and the ring names only one. A context without requests carries on, because ranks may exit when they're done.
-    fn check_ranks(&mut self) -> Result<(), Error> {
+    fn check_ranks(&mut self) -> DataResult<()> {
         self.calls = self.calls.wrapping_add(1);
         if !self.calls.is_multiple_of(CHECK_INTERVAL) {
             return Ok(());
@@ -385,7 +406,8 @@ impl Engine {
                 "rank {peer} has completed no request of rank {rank} for {} s (FERROGIN_TIMEOUT), so they fail: it is stopped or hangs, or \
                  the network between them is down; see the output of rank {peer}, and raise FERROGIN_TIMEOUT if it is only slow",
                 self.ranks.timeout.as_secs()
-            )));
+            ))
+            .into());
         }
         Err(Error::Peer(match self.ranks.gone(|| self.requests.under_way().chain(self.departure.awaited())) {
             None => return Ok(()),
@@ -401,21 +423,22 @@ impl Engine {
                 "rank {closed} closed its communicator while requests of rank {rank} to it were outstanding, so they \
                  fail; rank {closed} must not close it before they are done"
             ),
-        }))
+        })
+        .into())
     }
 
-    fn rounds(&mut self) -> Result<(), Error> {
+    fn rounds(&mut self) -> DataResult<()> {
         for _ in 0..BATCHES {
             let mut more = false;
-            let mut events = std::mem::take(&mut self.events);
-            for lane in &mut self.lanes {
-                more |= lane.poll(&mut events)?;
+            self.is_quiet = true;
+            for lane in 0..self.lanes.len() {
+                more |= self.lanes[lane].read()?;
+                while let Some(event) = self.lanes[lane].next() {
+                    self.is_quiet = false;
+                    self.event(lane, event)?;
+                }
+                self.lanes[lane].refill()?;
             }
-            self.is_quiet = events.is_empty();
-            for event in events.drain(..) {
-                self.event(event)?;
-            }
-            self.events = events;
             self.apply()?;
             self.acknowledge()?;
             while let Some((peer, message)) = self.departure.next(|peer| self.requests.is_under_way(peer)) {
@@ -428,90 +451,108 @@ impl Engine {
         Ok(())
     }
 
-    fn event(&mut self, event: Event<Note>) -> Result<(), Error> {
+    fn event(&mut self, lane: usize, event: Event<Note>) -> DataResult<()> {
         match event {
             Event::Done(Note::Part { request, stream, put, .. }) => {
                 self.waits.note(stream.peer);
                 self.requests.part_done(request, stream.peer);
-                let Some(index) = put else { return Ok(()) };
-                self.outbound(stream).stream.put_done(index);
-                while let Some(signal) = self.outbound(stream).stream.release() {
-                    self.send(stream, signal, false)?;
+                if let Some(group) = put
+                    && self.outbound(stream).stream.put_done(group)
+                {
+                    while let Some(signal) = self.outbound(stream).stream.release() {
+                        self.send(stream, signal, false)?;
+                    }
                 }
             }
-            Event::Done(Note::Word(write)) => self.inbound.written(write),
-            // A peer whose signals have all been applied may be gone, and needs no acknowledgement.
-            Event::Done(Note::Acknowledgement) | Event::Failed(Note::Acknowledgement, ..) => {}
+            Event::Done(Note::Word(at)) => {
+                self.writes[at].take().into_iter().for_each(|write| self.inbound.written(write))
+            }
+            Event::Done(Note::Acknowledgement) => {}
             Event::Done(Note::Departure(peer)) => self.departure.sent(peer),
-            Event::Failed(Note::Departure(peer), ..) => {
-                self.departure.sent(peer);
-                self.departure.peer_gone(peer);
-            }
-            Event::Failed(note, code, reason) => {
-                let rank = self.ranks.rank;
-                // A card also reports a peer as unreachable if this process lacks the resources for a connection.
-                let shortage = (code == bindings::FI_EHOSTUNREACH).then(shortage::of_software_card).flatten();
-                let fix = shortage.map_or("check the peer, its card and the network".to_owned(), |it| it.to_string());
-                let (what, peer) = match note {
-                    Note::Part { what, stream, .. } => (what, stream.peer),
-                    _ => ("write of a signal", rank),
-                };
-                let blamed = self.ranks.blame(peer);
-                if blamed != peer {
-                    return Err(Error::Peer(lost_text(rank, blamed)));
-                }
-                return Err(Error::Peer(format!("a {what} from rank {rank} to rank {peer} failed: {reason}; {fix}")));
-            }
+            Event::Failed(failed) => return self.failed(&failed.0, &failed.1),
             Event::Landed(data) => self.inbound.landed(data),
-            Event::Record(record) => match self.inbound.record(&record) {
-                Some(Notice::Acknowledged(stream, number)) => {
-                    self.waits.note(stream.peer);
-                    // A late one is ignored: an earlier one covered more.
-                    self.outbound(stream).stream.acknowledge(number);
-                    self.start_waiting(stream)?;
-                }
-                Some(Notice::Departure(peer, message)) => self.departure.received(peer, message),
-                None => {}
+            Event::Message { slot, len } => match self.lanes[lane].message(slot, len) {
+                None => self.inbound.refuse(&format!("a message of {len} bytes")),
+                Some(record) => self.record(&record)?,
             },
             Event::Refused(what) => self.inbound.refuse(&what),
         }
         Ok(())
     }
 
-    /// Applies the additions that are due, and posts writes of the words that the card writes.
-    fn apply(&mut self) -> Result<(), Error> {
+    fn failed(&mut self, post: &Post<Note>, error: &CompletionError) -> DataResult<()> {
         let rank = self.ranks.rank;
-        for write in self.inbound.apply(&*self.ranks.device)? {
-            let rail = self.next_rail();
-            let post = Post::Rma {
-                access: Access::Write,
-                peer: rank,
-                memory: write.memory.clone(),
-                local: Local::Value(write.sum),
-                len: size_of_val(&write.sum),
-                remote: write.memory.own().remote(rail, write.offset),
-                note: Note::Word(write),
-            };
-            self.lanes[rail].post(post, false)?;
+        let (what, peer) = match post.note {
+            Note::Part { stream, .. } => (post.access.name(), stream.peer),
+            Note::Word(_) => ("write of a signal", rank),
+            // A peer whose signals have all been applied may be gone, and needs no acknowledgement.
+            Note::Acknowledgement => return Ok(()),
+            Note::Departure(peer) => {
+                self.departure.sent(peer);
+                self.departure.peer_gone(peer);
+                return Ok(());
+            }
+        };
+        // A card also reports a peer as unreachable if this process lacks the resources for a connection.
+        let shortage = (error.code == bindings::FI_EHOSTUNREACH).then(shortage::of_software_card).flatten();
+        let fix = shortage.map_or("check the peer, its card and the network".to_owned(), |it| it.to_string());
+        let blamed = self.ranks.blame(peer);
+        if blamed != peer {
+            return Err(Error::Peer(lost_text(rank, blamed)).into());
+        }
+        let (text, code) = (&error.text, error.provider_code);
+        let text = format!("a {what} from rank {rank} to rank {peer} failed: {text} (provider code {code}); {fix}");
+        Err(Error::Peer(text).into())
+    }
+
+    fn record(&mut self, record: &Record) -> DataResult<()> {
+        match self.inbound.record(record) {
+            Some(Notice::Acknowledged(stream, number)) => {
+                self.waits.note(stream.peer);
+                // A late one is ignored: an earlier one covered more.
+                self.outbound(stream).stream.acknowledge(number);
+                self.start_waiting(stream)?;
+            }
+            Some(Notice::Departure(peer, message)) => self.departure.received(peer, message),
+            None => {}
         }
         Ok(())
     }
 
-    fn acknowledge(&mut self) -> Result<(), Error> {
+    /// Applies the additions that are due, and posts writes of the words that the card writes.
+    fn apply(&mut self) -> DataResult<()> {
+        let rank = self.ranks.rank;
+        let due = self.inbound.apply(&*self.ranks.device)?;
+        if !due.is_empty() {
+            // All earlier ones have been written.
+            self.writes.clear();
+        }
+        for (at, write) in due.into_iter().enumerate() {
+            let (rail, len) = (self.next_rail(), size_of_val(&write.sum));
+            let remote = write.memory.own().remote(rail, write.offset);
+            let post =
+                Post { access: Access::Write, peer: rank, len, remote, note: Note::Word(at), more_follows: false };
+            self.lanes[rail].post_bytes(post, write.sum.as_bytes())?;
+            self.writes.push(Some(write));
+        }
+        Ok(())
+    }
+
+    fn acknowledge(&mut self) -> DataResult<()> {
         while let Some((stream, number)) = self.inbound.acknowledgement() {
             let record = self.acknowledgement(stream, number);
             let lane = self.next_rail();
-            let (peer, note) = (stream.peer, Note::Acknowledgement);
-            self.lanes[lane].post(Post::Record { peer, record, confirmed: false, note }, false)?;
+            let post = message_post(Access::Message, stream.peer, Note::Acknowledgement);
+            self.lanes[lane].post_bytes(post, record.as_bytes())?;
         }
         Ok(())
     }
 
     /// Tells a peer how far this rank or the peer has got with leaving.
-    fn tell(&mut self, peer: usize, message: Message) -> Result<(), Error> {
+    fn tell(&mut self, peer: usize, message: Message) -> DataResult<()> {
         let record = Record { kind: message.kind(), ..self.acknowledgement(StreamId { peer, context: 0 }, 0) };
-        let note = Note::Departure(peer);
-        self.lanes[0].post(Post::Record { peer, record, confirmed: true, note }, false)
+        let post = message_post(Access::ConfirmedMessage, peer, Note::Departure(peer));
+        self.lanes[0].post_bytes(post, record.as_bytes())
     }
 
     /// Does one step of `destroyContext`'s wait for everything that is under way between this rank and the others (see
@@ -554,7 +595,7 @@ impl Engine {
         true
     }
 
-    fn leave(&mut self) -> Result<bool, Error> {
+    fn leave(&mut self) -> DataResult<bool> {
         if self.requests.under_way().next().is_some() {
             return Ok(false);
         }
@@ -578,6 +619,10 @@ impl Engine {
         self.lanes.iter_mut().for_each(Lane::retire);
         self.lanes
     }
+}
+
+fn message_post(access: Access, peer: usize, note: Note) -> Post<Note> {
+    Post { access, peer, len: size_of::<Record>(), remote: (0, 0), note, more_follows: false }
 }
 
 fn lost_text(rank: usize, lost: usize) -> String {

@@ -95,14 +95,14 @@ impl Inbound {
             return self.refuse(&format!("immediate data {data:#x} that names no rank and context"));
         }
         let from = StreamId { peer, context };
-        self.step(from, |stream, apply| {
+        self.step(from, |stream, additions| {
             let word = match entry.checked_sub(1) {
                 Some(at) => Some(stream.words.get(at as usize).copied().flatten().ok_or(OutOfWindow)?),
                 None => None,
             };
             let addition = |word| Addition { stream: from, word, value: 1 };
             let signal = word.map(|word: Word| Arrived { has_put: true, strong: word.strong, signal: addition(word) });
-            stream.incoming.land(low, signal, apply)
+            stream.incoming.land(low, signal, |addition| additions.push_back(addition))
         });
     }
 
@@ -124,8 +124,8 @@ impl Inbound {
                 let word = Word { memory: record.memory.get(), offset: record.offset.get(), strong };
                 let signal = Addition { stream, word, value: record.value.get() };
                 let arrived = Arrived { has_put: kind == record::SIGNAL_OF_PUT, strong, signal };
-                self.step(stream, |stream, apply| {
-                    stream.incoming.arrive(number, arrived, apply)?;
+                self.step(stream, |stream, additions| {
+                    stream.incoming.arrive(number, arrived, |addition| additions.push_back(addition))?;
                     if let Some(at) = record.entry.get().checked_sub(1) {
                         *stream.words.get_mut(at as usize).ok_or(OutOfWindow)? = Some(word);
                     }
@@ -141,12 +141,12 @@ impl Inbound {
     fn step(
         &mut self,
         stream: StreamId,
-        step: impl FnOnce(&mut Stream, &mut dyn FnMut(Addition)) -> Result<(), OutOfWindow>,
+        step: impl FnOnce(&mut Stream, &mut VecDeque<Addition>) -> Result<(), OutOfWindow>,
     ) {
         let (bits, entries) = (self.immediate.number_bits, self.immediate.entries());
         let new = || Box::new(Stream { incoming: Incoming::new(0, bits), words: vec![None; entries] });
         let of_peer = self.streams[stream.place(self.nranks)].get_or_insert_with(new);
-        let taken = step(of_peer, &mut |addition| self.additions.push_back(addition));
+        let taken = step(of_peer, &mut self.additions);
         self.acknowledgements.extend(of_peer.incoming.acknowledgement().map(|number| (stream, number)));
         if taken.is_err() {
             self.refuse(&format!(

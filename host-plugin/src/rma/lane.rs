@@ -5,7 +5,7 @@ use super::memory::Memory;
 use super::ranks::Ranks;
 use super::record::Record;
 use crate::device::{Device, DeviceBuffer, DeviceKind, Use};
-use crate::error::Error;
+use crate::error::{DataResult, Error};
 use crate::memory::region_of;
 use crate::metrics::source::RmaCounts;
 use crate::rail::Peers;
@@ -16,13 +16,13 @@ use ferrogin_libfabric::{
 };
 use std::collections::VecDeque;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::FromBytes;
 
 type Rma = unsafe extern "C" fn(*mut fid_ep, *const fi_msg_rma, u64) -> isize;
-type Send = unsafe extern "C" fn(*mut fid_ep, *const c_void, usize, *mut c_void, u64, *mut c_void) -> isize;
-type SendMsg = unsafe extern "C" fn(*mut fid_ep, *const fi_msg, u64) -> isize;
+type Send = unsafe extern "C" fn(*mut fid_ep, *const fi_msg, u64) -> isize;
 type Recv = unsafe extern "C" fn(*mut fid_ep, *mut c_void, usize, *mut c_void, u64, *mut c_void) -> isize;
 
 /// An endpoint's address, padded with zeros.
@@ -39,15 +39,19 @@ const BATCH: usize = 32;
 /// Operations that may be written to a queue before its doorbell is rung.
 const DOORBELL_BATCH: usize = 16;
 
-/// A remote access.
+/// What an operation does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// A write.
+    /// A write to the peer's memory.
     Write,
     /// A write with immediate data.
     WriteData(u32),
-    /// A read.
+    /// A read of the peer's memory.
     Read,
+    /// A message.
+    Message,
+    /// A message that completes once it has arrived, and with it, if the rail keeps order, whatever was posted to the peer before.
+    ConfirmedMessage,
 }
 
 impl Access {
@@ -57,44 +61,54 @@ impl Access {
             Self::Write => "put",
             Self::WriteData(_) => "put with a signal",
             Self::Read => "get",
+            Self::Message | Self::ConfirmedMessage => "signal",
         }
     }
 }
 
-/// Where this rank's bytes are.
-pub enum Local {
-    /// At this offset in its memory.
-    At(u64),
-    /// In this value for a word.
-    Value(u64),
-}
-
 /// An operation. `N` is what its owner notes about it.
-pub enum Post<N> {
-    /// A write or read of a peer's memory. This rank's `memory` stays registered until it completes.
-    Rma { access: Access, peer: usize, memory: Arc<Memory>, local: Local, len: usize, remote: (u64, u64), note: N },
-    /// A message. A `confirmed` one completes once it has arrived, and with it, if the rail keeps order, whatever was posted to the peer before.
-    Record { peer: usize, record: Record, confirmed: bool, note: N },
+#[derive(Clone, Copy)]
+pub struct Post<N> {
+    pub access: Access,
+    pub peer: usize,
+    pub len: usize,
+    /// The address and key of the peer's memory; unused by messages.
+    pub remote: (u64, u64),
+    pub note: N,
+    /// Another operation follows right away.
+    pub more_follows: bool,
 }
 
 /// What a lane reports.
 pub enum Event<N> {
     /// An operation has completed: its source may be reused, and, unless the rail keeps order, its bytes have landed.
     Done(N),
-    /// An operation has failed, with libfabric's code and the reason.
-    Failed(N, i32, String),
+    /// An operation has failed.
+    Failed(Box<(Post<N>, CompletionError)>),
     /// A peer's write with this immediate data has landed.
     Landed(u32),
-    /// A peer's message.
-    Record(Record),
-    /// A message that isn't a record, or a receive that failed.
+    /// A peer's message, which [`Lane::message`] returns.
+    Message { slot: u32, len: usize },
+    /// A receive that failed.
     Refused(String),
 }
 
-/// What an in-flight operation holds.
-struct InFlight<N> {
-    note: N,
-    _memory: Option<Arc<Memory>>,
+/// What a context belongs to.
+#[derive(Debug, Clone, Copy)]
+enum Owner {
+    Operation(usize),
+    Receive(u32),
+}
+
+/// A place for an operation, from its post to its completion.
+struct Operation<N> {
+    context: Box<Context<Owner>>,
+    /// `None` while the place is free.
+    post: Option<Post<N>>,
+    /// Where its bytes are; if it's `None`, they are in `bytes` and, while libfabric has the operation, in a slot.
+    memory: Option<(Arc<Memory>, u64)>,
+    bytes: [u8; SLOT],
+    slot: u32,
 }
 
 /// The endpoint; see the [module](self).
@@ -102,21 +116,25 @@ pub struct Lane<N> {
     // Dropped first: once it's closed, no operation uses the fields that follow.
     endpoint: Endpoint,
     cq: Arc<CompletionQueue>,
-    /// The buffer completions are read into.
+    /// Completions, those of them that [`next`](Self::next) hasn't returned, and the failure behind them.
     batch: [Completion; BATCH],
+    unread: Range<usize>,
+    failure: Option<CompletionError>,
     write: Rma,
     read: Rma,
     send: Send,
-    sendmsg: SendMsg,
     recv: Recv,
     rail: usize,
     // Dropped after the endpoint, when no operation to a peer is outstanding.
     peers: Peers,
-    /// One for each operation, then one for each receive; the note is the index.
-    contexts: Box<[Context<u32>]>,
-    in_flight: Vec<Option<InFlight<N>>>,
-    free: Vec<u32>,
-    queue: VecDeque<Post<N>>,
+    operations: Vec<Operation<N>>,
+    /// Places in `operations` that nothing uses.
+    free: Vec<usize>,
+    /// Operations that libfabric hasn't accepted yet, in order.
+    queue: VecDeque<usize>,
+    /// How many more operations may be in flight.
+    room: usize,
+    receives: Box<[Context<Owner>]>,
     /// Receives that libfabric hasn't accepted yet.
     unposted: Vec<u32>,
     rank: usize,
@@ -128,14 +146,15 @@ pub struct Lane<N> {
     /// For FERROGIN_METRICS.
     pub counts: Arc<RmaCounts>,
     region: MemoryRegion,
-    /// One slot per context.
+    /// A slot for each receive, and those for the bytes of operations in flight.
     slots: Box<dyn DeviceBuffer>,
+    free_slots: Vec<u32>,
 }
 
 // SAFETY: the function pointers point to provider code, which any thread may call; `&mut self` keeps other uses in one thread.
 unsafe impl<N: std::marker::Send> std::marker::Send for Lane<N> {}
 
-impl<N> Lane<N> {
+impl<N: Copy> Lane<N> {
     /// Opens and enables an endpoint on rail `index`, and posts its receives. If the rail keeps operations in order, a write to a peer
     /// completes once its source may be reused.
     ///
@@ -167,12 +186,11 @@ impl<N> Lane<N> {
             let object = endpoint.object();
             let write = entry!(object, rma: fi_ops_rma, writemsg, "fi_writemsg")?;
             let read = entry!(object, rma: fi_ops_rma, readmsg, "fi_readmsg")?;
-            let send = entry!(object, msg: fi_ops_msg, send, "fi_send")?;
-            let sendmsg = entry!(object, msg: fi_ops_msg, sendmsg, "fi_sendmsg")?;
+            let send = entry!(object, msg: fi_ops_msg, sendmsg, "fi_sendmsg")?;
             let recv = entry!(object, msg: fi_ops_msg, recv, "fi_recv")?;
-            Ok((write, read, send, sendmsg, recv))
+            Ok((write, read, send, recv))
         };
-        let (write, read, send, sendmsg, recv) = calls().map_err(failed("preparing the endpoint"))?;
+        let (write, read, send, recv) = calls().map_err(failed("preparing the endpoint"))?;
         let slots = ranks.device.allocate((depth + receives) * SLOT, Use::Shared)?;
         let (memory, kind) = region_of(&*slots, 0, slots.len());
         let access = bindings::FI_SEND | bindings::FI_RECV | bindings::FI_WRITE;
@@ -182,18 +200,20 @@ impl<N> Lane<N> {
             endpoint,
             cq,
             batch: [Completion::EMPTY; BATCH],
+            unread: 0..0,
+            failure: None,
             write,
             read,
             send,
-            sendmsg,
             recv,
             rail: index,
             peers: Peers::new(&av),
-            contexts: (0..(depth + receives) as u32).map(Context::new).collect(),
-            in_flight: (0..depth).map(|_| None).collect(),
-            free: (0..depth as u32).rev().collect(),
+            operations: Vec::new(),
+            free: Vec::new(),
             queue: VecDeque::new(),
-            unposted: (depth as u32..(depth + receives) as u32).rev().collect(),
+            room: depth,
+            receives: (0..receives as u32).map(|at| Context::new(Owner::Receive(at))).collect(),
+            unposted: (0..receives as u32).rev().collect(),
             rank: ranks.rank,
             keeps_order: ranks.keep_order(),
             level: completion_level(&info),
@@ -201,6 +221,7 @@ impl<N> Lane<N> {
             counts: Arc::default(),
             region,
             slots,
+            free_slots: (receives as u32..(receives + depth) as u32).collect(),
         };
         this.post_receives()?;
         Ok(this)
@@ -225,143 +246,136 @@ impl<N> Lane<N> {
         self.peers.insert(address)
     }
 
-    /// Queues an operation, and posts it unless another one follows right away.
+    /// Posts an operation, unless another one follows right away. What libfabric has no room for waits. This rank's bytes are in memory at an
+    /// offset; it stays registered until the operation completes.
     ///
     /// # Errors
     /// libfabric refuses an operation.
-    pub fn post(&mut self, post: Post<N>, more_follows: bool) -> Result<(), Error> {
-        if !more_follows
-            && self.queue.is_empty()
-            && let Some(at) = self.start(&post, false)?
-        {
-            self.keep(at, post);
+    #[inline(always)]
+    pub fn post(&mut self, post: Post<N>, memory: &Arc<Memory>, offset: u64) -> DataResult<()> {
+        let at = self.place(post);
+        self.operations[at].memory = Some((memory.clone(), offset));
+        self.submit(at, post)
+    }
+
+    /// Posts an operation in the same way with these bytes, which fit into a slot.
+    ///
+    /// # Errors
+    /// libfabric refuses an operation.
+    pub fn post_bytes(&mut self, post: Post<N>, bytes: &[u8]) -> DataResult<()> {
+        let at = self.place(post);
+        self.operations[at].bytes[..bytes.len()].copy_from_slice(bytes);
+        self.submit(at, post)
+    }
+
+    #[inline(always)]
+    fn place(&mut self, post: Post<N>) -> usize {
+        let at = self.free.pop().unwrap_or_else(
+            #[cold]
+            || {
+                let context = Box::new(Context::new(Owner::Operation(self.operations.len())));
+                self.operations.push(Operation { context, post: None, memory: None, bytes: [0; SLOT], slot: 0 });
+                self.operations.len() - 1
+            },
+        );
+        self.operations[at].post = Some(post);
+        at
+    }
+
+    #[inline(always)]
+    fn submit(&mut self, at: usize, post: Post<N>) -> DataResult<()> {
+        if !post.more_follows && self.queue.is_empty() && self.start(at, post, 0)? {
             return Ok(());
         }
-        self.queue.push_back(post);
-        if more_follows && self.queue.len() < DOORBELL_BATCH { Ok(()) } else { self.flush() }
+        self.queue.push_back(at);
+        if post.more_follows && self.queue.len() < DOORBELL_BATCH { Ok(()) } else { self.flush() }
     }
 
     /// Posts as many queued operations as there is room for.
     ///
     /// # Errors
     /// libfabric refuses an operation.
-    pub fn flush(&mut self) -> Result<(), Error> {
-        while let batch @ 1.. = self.queue.len().min(self.free.len()).min(DOORBELL_BATCH) {
+    pub fn flush(&mut self) -> DataResult<()> {
+        while let batch @ 1.. = self.queue.len().min(self.room).min(DOORBELL_BATCH) {
             for left in (0..batch).rev() {
-                let Some(post) = self.queue.pop_front() else { return Ok(()) };
-                let Some(at) = self.start(&post, left > 0)? else {
-                    self.queue.push_front(post);
-                    return Ok(());
+                let more = if left > 0 { bindings::FI_MORE } else { 0 };
+                match self.queue.front().and_then(|at| Some((*at, self.operations[*at].post?))) {
+                    Some((at, post)) if self.start(at, post, more)? => self.queue.pop_front(),
+                    _ => return Ok(()),
                 };
-                self.keep(at, post);
             }
         }
         Ok(())
     }
 
-    /// Holds on to what a posted operation uses.
-    fn keep(&mut self, at: u32, post: Post<N>) {
-        self.free.pop();
-        self.counts.posts.add(1);
-        self.in_flight[at as usize] = Some(match post {
-            Post::Rma { note, memory, len, .. } => {
-                self.counts.bytes.add(len as u64);
-                InFlight { note, _memory: Some(memory) }
-            }
-            Post::Record { note, .. } => InFlight { note, _memory: None },
-        });
-    }
-
-    /// Posts an operation and returns its context's index, the last one in `free`; `None` if there is no room. With `more`, the doorbell
-    /// may wait for the next operation.
-    fn start(&self, post: &Post<N>, more: bool) -> Result<Option<u32>, Error> {
-        let Some(&at) = self.free.last() else { return Ok(None) };
-        let context = self.contexts[at as usize].as_ptr();
-        let endpoint = self.endpoint.as_ptr();
-        let more = if more { bindings::FI_MORE } else { 0 };
-        let (call, code) = match post {
-            Post::Rma { access, peer, memory, local, len, remote: (address, key), .. } => {
-                let (mut descriptor, local) = match local {
-                    Local::At(offset) => memory.local(self.rail, *offset),
-                    Local::Value(value) => (self.region.descriptor(), self.fill(at, value.as_bytes()) as u64),
-                };
-                let iov = iovec { iov_base: local as *mut c_void, iov_len: *len };
-                let remote = fi_rma_iov { addr: *address, len: *len, key: *key };
-                let mut message = fi_msg_rma {
-                    msg_iov: &iov,
-                    desc: &mut descriptor,
-                    iov_count: 1,
-                    addr: self.peers.numbers()[*peer].0,
-                    rma_iov: &remote,
-                    rma_iov_count: 1,
-                    context,
-                    data: 0,
-                };
-                // NCCL puts to its own rank to make sure that what came before has landed.
-                let level = if self.keeps_order && *peer != self.rank { 0 } else { self.level };
-                let (call, function, flags) = match access {
-                    Access::Write => ("fi_writemsg", self.write, level),
-                    Access::WriteData(data) => {
-                        message.data = u64::from(*data);
-                        ("fi_writemsg", self.write, level | bindings::FI_REMOTE_CQ_DATA)
-                    }
-                    Access::Read => ("fi_readmsg", self.read, 0),
-                };
-                // SAFETY: the endpoint is open, and the message and its vectors outlive the call. `in_flight` keeps the registration until
-                // the operation has completed, and no other operation uses the context.
-                (call, unsafe { function(endpoint, &message, flags | bindings::FI_COMPLETION | more) })
-            }
-            Post::Record { peer, record, confirmed: true, .. } => {
-                let slot = self.fill(at, record.as_bytes());
-                let mut descriptor = self.region.descriptor();
-                let iov = iovec { iov_base: slot.cast(), iov_len: size_of::<Record>() };
-                let message = fi_msg {
-                    msg_iov: &iov,
-                    desc: &mut descriptor,
-                    iov_count: 1,
-                    addr: self.peers.numbers()[*peer].0,
-                    context,
-                    data: 0,
-                };
-                let flags = self.level | bindings::FI_COMPLETION;
-                // SAFETY: the endpoint is open, and the message and its vectors outlive the call. The slot is registered and stays until the
-                // endpoint is closed, and no other operation uses the slot or the context.
-                ("fi_sendmsg", unsafe { (self.sendmsg)(endpoint, &message, flags) })
-            }
-            Post::Record { peer, record, .. } => {
-                let slot = self.fill(at, record.as_bytes());
-                let (descriptor, peer) = (self.region.descriptor(), self.peers.numbers()[*peer].0);
-                let len = size_of::<Record>();
-                // SAFETY: the endpoint is open. The slot is registered and stays until the endpoint is closed, and no other operation uses
-                // the slot or the context.
-                ("fi_send", unsafe { (self.send)(endpoint, slot.cast(), len, descriptor, peer, context) })
+    /// Hands an operation to libfabric; returns false if there is no room. With `more`, which is `FI_MORE` or 0, the doorbell may wait for
+    /// the next operation.
+    #[inline(always)]
+    fn start(&mut self, at: usize, post: Post<N>, more: u64) -> DataResult<bool> {
+        if self.room == 0 {
+            return Ok(false);
+        }
+        let Post { access, peer, len, remote: (remote, key), .. } = post;
+        let operation = &mut self.operations[at];
+        let (mut descriptor, iov_base) = match &operation.memory {
+            Some((memory, offset)) => memory.local(self.rail, *offset),
+            None => {
+                let Some(&slot) = self.free_slots.last() else { return Ok(false) };
+                let bytes = slot_at(&*self.slots, slot);
+                // SAFETY: the slot lies in `slots`, and no operation in flight has it, so the card isn't reading it now.
+                unsafe { bytes.cast::<[u8; SLOT]>().write_volatile(operation.bytes) };
+                operation.slot = slot;
+                (self.region.descriptor(), bytes.cast())
             }
         };
-        Ok(accepted(self.endpoint.domain().library(), call, code)?.then_some(at))
+        let (iov, remote) = (iovec { iov_base, iov_len: len }, fi_rma_iov { addr: remote, len, key });
+        let (msg_iov, desc, iov_count, rma_iov) = (&raw const iov, &raw mut descriptor, 1, &raw const remote);
+        let (endpoint, context) = (self.endpoint.as_ptr(), operation.context.as_ptr());
+        let addr = self.peers.numbers()[peer].0;
+        // NCCL puts to its own rank to make sure that what came before has landed.
+        let level = if self.keeps_order && peer != self.rank { 0 } else { self.level };
+        let (call, flags, data) = match access {
+            Access::Write => ("fi_writemsg", level, 0),
+            Access::WriteData(data) => ("fi_writemsg", level | bindings::FI_REMOTE_CQ_DATA, u64::from(data)),
+            Access::Read => ("fi_readmsg", 0, 0),
+            Access::Message => ("fi_sendmsg", 0, 0),
+            Access::ConfirmedMessage => ("fi_sendmsg", self.level, 0),
+        };
+        let flags = flags | bindings::FI_COMPLETION;
+        let is_message = matches!(access, Access::Message | Access::ConfirmedMessage);
+        let code = if is_message {
+            let message = fi_msg { msg_iov, desc, iov_count, addr, context, data };
+            // SAFETY: the endpoint is open, and the message and its vectors outlive the call. The slot is registered and stays until the
+            // endpoint is closed, and no other operation uses the slot or the context.
+            unsafe { (self.send)(endpoint, &message, flags) }
+        } else {
+            let function = if access == Access::Read { self.read } else { self.write };
+            let message = fi_msg_rma { msg_iov, desc, iov_count, addr, rma_iov, rma_iov_count: 1, context, data };
+            // SAFETY: the endpoint is open, and the message and its vectors outlive the call. `operation` keeps the memory registered until
+            // it has completed, and no other operation uses the context.
+            unsafe { function(endpoint, &message, flags | more) }
+        };
+        if code != 0 {
+            return accepted(self.endpoint.domain().library(), call, code);
+        }
+        if operation.memory.is_none() {
+            self.free_slots.pop();
+        }
+        self.room -= 1;
+        self.counts.posts.add(1);
+        self.counts.bytes.add(if is_message { 0 } else { len as u64 });
+        Ok(true)
     }
 
-    fn slot(&self, context: u32) -> *mut u8 {
-        self.slots.host_address().map_or(ptr::null_mut(), |base| base.wrapping_add(context as usize * SLOT))
-    }
-
-    /// Fills the slot of an operation that hasn't been posted.
-    fn fill(&self, at: u32, bytes: &[u8]) -> *mut u8 {
-        let (slot, mut whole) = (self.slot(at), [0; SLOT]);
-        whole[..bytes.len()].copy_from_slice(bytes);
-        // SAFETY: the slot lies in `slots` and belongs to the operation, so the card isn't reading it now.
-        unsafe { slot.cast::<[u8; SLOT]>().write_volatile(whole) };
-        slot
-    }
-
-    fn post_receives(&mut self) -> Result<(), Error> {
+    fn post_receives(&mut self) -> DataResult<()> {
         while let Some(&at) = self.unposted.last() {
-            let (slot, context) = (self.slot(at).cast(), self.contexts[at as usize].as_ptr());
+            let (slot, context) = (slot_at(&*self.slots, at).cast(), self.receives[at as usize].as_ptr());
             let (endpoint, descriptor) = (self.endpoint.as_ptr(), self.region.descriptor());
             let any = bindings::FI_ADDR_UNSPEC;
             // SAFETY: the endpoint is open. The slot is registered and stays until the endpoint is closed, and no other operation uses the
             // slot or the context.
             let code = unsafe { (self.recv)(endpoint, slot, SLOT, descriptor, any, context) };
-            if !accepted(self.endpoint.domain().library(), "fi_recv", code)? {
+            if code != 0 && !accepted(self.endpoint.domain().library(), "fi_recv", code)? {
                 break;
             }
             self.unposted.pop();
@@ -369,92 +383,120 @@ impl<N> Lane<N> {
         Ok(())
     }
 
-    /// Reads completions, drives the provider's progress, and posts what is waiting. Returns true if there may be more completions.
+    /// Reads completions, for [`next`](Self::next), and drives the provider's progress. Returns true if there may be more.
     ///
     /// # Errors
-    /// The completion queue fails, or libfabric refuses an operation.
-    pub fn poll(&mut self, events: &mut Vec<Event<N>>) -> Result<bool, Error> {
+    /// The completion queue fails.
+    pub fn read(&mut self) -> DataResult<bool> {
         let fail = || Error::fabric("reading the completions of an RMA context");
-        let more = match self.cq.read(&mut self.batch).map_err(fail())? {
+        Ok(match self.cq.read(&mut self.batch).map_err(fail())? {
             Read::Entries(count) => {
-                for at in 0..count.min(BATCH) {
-                    self.complete(self.batch[at], events);
-                }
+                self.unread = 0..count;
                 // The next call to rmaProgress handles what has arrived meanwhile.
                 count == BATCH
             }
             Read::Failure => {
-                let failure = self.cq.read_error().map_err(fail())?;
-                failure.into_iter().for_each(|failure| self.fail(failure, events));
+                self.failure = self.cq.read_error().map_err(fail())?;
                 true
             }
-        };
+        })
+    }
+
+    /// Returns what the next completion reports.
+    #[inline(always)]
+    pub fn next(&mut self) -> Option<Event<N>> {
+        while let Some(completion) = self.unread.next().and_then(|at| self.batch.get(at)) {
+            let Completion { context, flags, len, data, .. } = *completion;
+            let own = bindings::FI_WRITE | bindings::FI_READ | bindings::FI_SEND;
+            let landed = flags & bindings::FI_REMOTE_CQ_DATA != 0 && flags & own == 0;
+            // A peer's write completes with a receive's context, or an undefined one.
+            let owner = if landed && !self.writes_take_receives { None } else { owner(context) };
+            if let Some(Owner::Receive(at)) = owner {
+                self.unposted.push(at);
+            }
+            match owner {
+                _ if landed => return Some(Event::Landed(data as u32)),
+                Some(Owner::Receive(slot)) => return Some(Event::Message { slot, len }),
+                Some(Owner::Operation(at)) => {
+                    if let Some(note) = self.take(at) {
+                        self.counts.completions.add(1);
+                        return Some(Event::Done(note));
+                    }
+                }
+                None => {}
+            }
+        }
+        self.failure.take().and_then(|failure| self.fail(failure))
+    }
+
+    /// Posts what is waiting.
+    ///
+    /// # Errors
+    /// libfabric refuses an operation.
+    pub fn refill(&mut self) -> DataResult<()> {
         if !self.unposted.is_empty() {
             self.post_receives()?;
         }
-        self.flush()?;
-        Ok(more)
+        self.flush()
     }
 
-    /// Returns the index of an operation's context; `None` for completions without one.
-    fn index(&self, context: *mut c_void) -> Option<u32> {
-        // SAFETY: the provider's context is null or that of one of this lane's operations, and those live until the endpoint is closed.
-        (!context.is_null()).then(|| unsafe { Context::note(context) })
-    }
-
-    fn take(&mut self, at: u32) -> Option<N> {
-        let done = self.in_flight.get_mut(at as usize)?.take()?;
+    /// Frees a completed operation's place.
+    #[inline(always)]
+    fn take(&mut self, at: usize) -> Option<N> {
+        let operation = self.operations.get_mut(at)?;
+        let note = operation.post.as_ref()?.note;
+        operation.post = None;
+        if operation.memory.take().is_none() {
+            self.free_slots.push(operation.slot);
+        }
         self.free.push(at);
-        Some(done.note)
+        self.room += 1;
+        Some(note)
     }
 
-    fn complete(&mut self, completion: Completion, events: &mut Vec<Event<N>>) {
-        let own = bindings::FI_WRITE | bindings::FI_READ | bindings::FI_SEND;
-        let landed = completion.flags & bindings::FI_REMOTE_CQ_DATA != 0 && completion.flags & own == 0;
-        // A peer's write completes with a receive's context, or an undefined one.
-        let index = if landed && !self.writes_take_receives { None } else { self.index(completion.context) };
-        let receive = index.filter(|at| *at as usize >= self.in_flight.len());
-        if landed {
-            events.push(Event::Landed(completion.data as u32));
-        } else if let Some(at) = receive {
-            events.push(self.record(at, completion.len));
-        } else if let Some(note) = index.and_then(|at| self.take(at)) {
-            self.counts.completions.add(1);
-            events.push(Event::Done(note));
-        }
-        self.unposted.extend(receive);
-    }
-
-    fn record(&self, at: u32, len: usize) -> Event<N> {
+    /// Returns the message in a slot, until [`refill`](Self::refill); `None` if it isn't a record.
+    pub fn message(&self, slot: u32, len: usize) -> Option<Record> {
         // SAFETY: the slot lies in `slots`, and its receive has completed.
-        let bytes = unsafe { self.slot(at).cast::<[u8; SLOT]>().read_volatile() };
-        match bytes.get(..len).map(Record::read_from_bytes) {
-            Some(Ok(record)) => Event::Record(record),
-            _ => Event::Refused(format!("a message of {len} bytes")),
-        }
+        let bytes = unsafe { slot_at(&*self.slots, slot).cast::<[u8; SLOT]>().read_volatile() };
+        Record::read_from_bytes(bytes.get(..len)?).ok()
     }
 
-    fn fail(&mut self, failure: CompletionError, events: &mut Vec<Event<N>>) {
-        let Some(at) = self.index(failure.context) else { return };
-        if at as usize >= self.in_flight.len() {
+    #[cold]
+    fn fail(&mut self, failure: CompletionError) -> Option<Event<N>> {
+        match owner(failure.context)? {
             // The endpoint has failed: its receives are cancelled, and its operations say why.
-            if failure.code == bindings::FI_ECANCELED {
-                return;
+            Owner::Receive(_) if failure.code == bindings::FI_ECANCELED => None,
+            Owner::Receive(at) => {
+                self.unposted.push(at);
+                Some(Event::Refused(format!("a receive that failed: {}", failure.text)))
             }
-            self.unposted.push(at);
-            events.push(Event::Refused(format!("a receive that failed: {}", failure.text)));
-        } else if let Some(note) = self.take(at) {
-            self.counts.errors.add(1);
-            let reason = format!("{} (provider code {})", failure.text, failure.provider_code);
-            events.push(Event::Failed(note, failure.code, reason));
+            Owner::Operation(at) => {
+                let post = self.operations.get(at)?.post?;
+                self.take(at)?;
+                self.counts.errors.add(1);
+                Some(Event::Failed(Box::new((post, failure))))
+            }
         }
     }
 
-    /// Drops the operations that were never posted, and releases what the in-flight ones hold.
+    /// Drops the operations that were never posted, and releases what those in flight hold.
     pub fn retire(&mut self) {
         self.queue.clear();
-        self.in_flight.iter_mut().for_each(|operation| *operation = None);
+        for operation in &mut self.operations {
+            (operation.memory, operation.post) = (None, None);
+        }
     }
+}
+
+/// Returns what an operation's or receive's context belongs to; `None` for completions without one.
+fn owner(context: *mut c_void) -> Option<Owner> {
+    // SAFETY: the provider's context is null or that of one of this lane's operations or receives, and those live until the endpoint is
+    // closed.
+    (!context.is_null()).then(|| unsafe { Context::note(context) })
+}
+
+fn slot_at(slots: &dyn DeviceBuffer, at: u32) -> *mut u8 {
+    slots.host_address().map_or(ptr::null_mut(), |base| base.wrapping_add(at as usize * SLOT))
 }
 
 /// Tells the fabric `efa` not to call the CUDA driver. On the first transfer of a region of GPU memory it would otherwise set
@@ -475,11 +517,14 @@ fn completion_level(info: &ferrogin_libfabric::Info) -> u64 {
 }
 
 /// Returns false for "try again".
-fn accepted(library: &Libfabric, call: &'static str, code: isize) -> Result<bool, Error> {
+fn accepted(library: &Libfabric, call: &'static str, code: isize) -> DataResult<bool> {
     match -code {
         0 => Ok(true),
         again if again == bindings::FI_EAGAIN as isize => Ok(false),
-        _ => Err(Error::Fabric { what: "an RMA operation".to_owned(), source: library.failure(call, code as i32) }),
+        _ => {
+            let (what, source) = ("an RMA operation".to_owned(), library.failure(call, code as i32));
+            Err(Error::Fabric { what, source }.into())
+        }
     }
 }
 

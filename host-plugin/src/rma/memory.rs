@@ -13,7 +13,6 @@ use ferrogin_rendezvous::ring::Step;
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::fmt::Display;
 use std::sync::{Arc, OnceLock};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -53,21 +52,19 @@ impl Peer {
         [head.as_bytes(), keys.collect::<Vec<_>>().as_bytes()].concat()
     }
 
-    /// Checks that `size` bytes at `offset` are inside.
-    pub fn check(&self, what: impl Display, offset: u64, size: u64) -> Result<(), Error> {
-        if offset.checked_add(size).is_some_and(|end| end <= self.size) {
-            return Ok(());
-        }
-        Err(Error::Argument(format!(
-            "{what}: {size} bytes at offset {offset} are outside of a registration of {} bytes",
-            self.size
-        )))
+    /// Returns its size in bytes.
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Returns whether `size` bytes at `offset` are inside.
+    pub fn has(&self, offset: u64, size: u64) -> bool {
+        offset.checked_add(size).is_some_and(|end| end <= self.size)
     }
 
     /// Returns the address of the 8-byte word at `offset`, if it is inside and aligned.
     pub fn word(&self, offset: u64) -> Option<u64> {
-        self.check("", offset, 8).ok()?;
-        Some(self.base + offset).filter(|address| address.is_multiple_of(8))
+        self.has(offset, 8).then(|| self.base + offset).filter(|address| address.is_multiple_of(8))
     }
 
     /// Returns the address and key of the byte at `offset` on rail `rail`.
@@ -175,8 +172,8 @@ impl Memory {
     }
 
     /// Returns the descriptor for operations on rail `rail`, and the local address at `offset`.
-    pub fn local(&self, rail: usize, offset: u64) -> (*mut c_void, u64) {
-        (self.regions[rail].descriptor(), self.own.base + offset)
+    pub fn local(&self, rail: usize, offset: u64) -> (*mut c_void, *mut c_void) {
+        (self.regions[rail].descriptor(), (self.own.base + offset) as *mut c_void)
     }
 }
 
@@ -264,8 +261,8 @@ mod tests {
     #[test]
     fn ranges_and_words_outside_are_refused() {
         let peer = peer(0, &block(0, 1), 0, 1).unwrap();
-        assert!(peer.check("source", 0, 64).is_ok() && peer.check("source", 64, 0).is_ok());
-        assert!(peer.check("source", 1, 64).is_err() && peer.check("source", u64::MAX, 2).is_err());
+        assert!(peer.has(0, 64) && peer.has(64, 0));
+        assert!(!peer.has(1, 64) && !peer.has(u64::MAX, 2));
         assert_eq!(peer.word(56), Some(0x1038));
         assert_eq!([peer.word(57), peer.word(64), peer.word(4), peer.word(u64::MAX)], [None; 4]);
     }

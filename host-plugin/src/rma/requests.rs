@@ -1,6 +1,6 @@
 //! NCCL's requests, from the call that starts an operation to the `test` that reports it done.
 
-use crate::error::Error;
+use crate::error::{DataResult, Error};
 use crate::registry::TAG_BITS;
 use std::ffi::c_void;
 
@@ -59,7 +59,8 @@ impl Requests {
     ///
     /// # Errors
     /// A million requests are open.
-    pub fn open(&mut self) -> Result<Request, Error> {
+    #[inline(always)]
+    pub fn open(&mut self) -> DataResult<Request> {
         let index = match self.free.pop() {
             Some(index) => index,
             None if self.entries.len() < 1 << INDEX_BITS => {
@@ -69,7 +70,8 @@ impl Requests {
             None => {
                 return Err(Error::Usage(
                     "a million requests are open: NCCL must test some before it posts more".to_owned(),
-                ));
+                )
+                .into());
             }
         };
         let entry = &mut self.entries[index as usize];
@@ -83,18 +85,18 @@ impl Requests {
         (entry.open && entry.generation == request.generation).then_some(entry)
     }
 
-    /// Adds parts to an open request to a peer.
-    pub fn add_parts(&mut self, request: Request, peer: usize, parts: u32) {
-        if let Some(entry) = self.entry(request) {
-            entry.parts += parts;
-            self.parts[peer] += u64::from(parts);
-        }
+    /// Adds a part to an open request to a peer.
+    pub fn add_part(&mut self, request: Request, peer: usize) {
+        self.entries[request.index as usize].parts += 1;
+        self.parts[peer] += 1;
     }
 
     /// Marks a part of a request to a peer as complete.
     pub fn part_done(&mut self, request: Request, peer: usize) {
-        if let Some(entry) = self.entry(request).filter(|entry| entry.parts > 0) {
-            entry.parts -= 1;
+        // A request with parts is open.
+        let parts = &mut self.entries[request.index as usize].parts;
+        if *parts > 0 {
+            *parts -= 1;
             self.parts[peer] -= 1;
         }
     }
@@ -138,7 +140,8 @@ mod tests {
         let mut requests = Requests::new(2);
         let (a, b, c) = (requests.open().unwrap(), requests.open().unwrap(), requests.open().unwrap());
         assert_eq!(requests.close(b), Some(true), "without parts");
-        requests.add_parts(a, 1, 2);
+        requests.add_part(a, 1);
+        requests.add_part(a, 1);
         requests.part_done(a, 1);
         requests.part_done(b, 1);
         requests.part_done(c, 1);

@@ -51,12 +51,11 @@ pub struct Outgoing<S> {
     /// The receiver has applied all signals before this one.
     acknowledged: u32,
     window: u32,
-    /// Puts without a number, from the oldest incomplete one on: whether each has completed.
-    puts: VecDeque<bool>,
-    /// The index of the oldest of `puts`.
-    oldest: u64,
-    /// Signals that wait for all puts before an index, in ascending order.
-    held: VecDeque<(u64, S)>,
+    /// Signals that are held back, each with the number of incomplete puts between it and the one before it: its group.
+    held: VecDeque<(u32, S)>,
+    /// The number of the first of `held`'s group, and the number of incomplete puts in the last group, which no held signal follows.
+    group: u32,
+    puts: u32,
     /// The last put was part of a larger one, whose signal comes with its last part.
     is_in_parts: bool,
 }
@@ -64,39 +63,34 @@ pub struct Outgoing<S> {
 impl<S> Outgoing<S> {
     /// Creates a stream whose first number is `first`.
     pub fn new(first: u32, window: u32) -> Self {
-        Self {
-            next: first,
-            acknowledged: first,
-            window,
-            puts: VecDeque::new(),
-            oldest: 0,
-            held: VecDeque::new(),
-            is_in_parts: false,
-        }
+        Self { next: first, acknowledged: first, window, held: VecDeque::new(), group: 0, puts: 0, is_in_parts: false }
     }
 
-    /// Issues a put without a number, which may be part of a larger one whose signal comes with its last part. Returns its index for
+    /// Issues a put without a number, which may be part of a larger one whose signal comes with its last part. Returns its group for
     /// [`put_done`](Self::put_done).
-    pub fn put(&mut self, is_in_parts: bool) -> u64 {
+    pub fn put(&mut self, is_in_parts: bool) -> u32 {
         self.is_in_parts = is_in_parts;
-        self.puts.push_back(false);
-        self.oldest + self.puts.len() as u64 - 1
+        self.puts += 1;
+        self.group.wrapping_add(self.held.len() as u32)
     }
 
-    /// Marks a put as complete.
-    pub fn put_done(&mut self, index: u64) {
-        if let Some(done) = index.checked_sub(self.oldest).and_then(|at| self.puts.get_mut(at as usize)) {
-            *done = true;
+    /// Notes that a put of a group has completed. If this returns true, [`release`](Self::release) has signals.
+    pub fn put_done(&mut self, group: u32) -> bool {
+        match self.held.get_mut(group.wrapping_sub(self.group) as usize) {
+            None => self.puts = self.puts.saturating_sub(1),
+            Some((puts, _)) => *puts = puts.saturating_sub(1),
         }
-        while self.puts.front() == Some(&true) {
-            self.puts.pop_front();
-            self.oldest += 1;
-        }
+        self.is_due()
+    }
+
+    /// Returns whether the first held signal no longer has to wait.
+    fn is_due(&self) -> bool {
+        self.held.front().is_some_and(|(puts, _)| *puts == 0)
     }
 
     /// Returns whether any put without a number is incomplete.
     pub fn has_puts(&self) -> bool {
-        !self.puts.is_empty()
+        self.puts > 0 || !self.held.is_empty()
     }
 
     /// Returns the number before which the receiver has applied all signals.
@@ -124,17 +118,18 @@ impl<S> Outgoing<S> {
 
     /// Holds a signal until all puts so far have completed; hands it back if there is nothing to wait for.
     pub fn hold(&mut self, signal: S) -> Option<S> {
-        if self.puts.is_empty() {
+        if !self.has_puts() {
             return Some(signal);
         }
-        self.held.push_back((self.oldest + self.puts.len() as u64, signal));
+        self.held.push_back((std::mem::take(&mut self.puts), signal));
         None
     }
 
     /// Returns the next signal that no longer has to wait.
     pub fn release(&mut self) -> Option<S> {
-        let due = self.held.front().is_some_and(|(needs, _)| *needs <= self.oldest);
-        due.then(|| self.held.pop_front()).flatten().map(|(_, signal)| signal)
+        self.is_due().then_some(())?;
+        self.group = self.group.wrapping_add(1);
+        self.held.pop_front().map(|(_, signal)| signal)
     }
 
     /// Notes that the receiver has applied all signals before `number`. Returns false if it can't have.

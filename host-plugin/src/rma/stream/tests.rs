@@ -43,8 +43,8 @@ fn named(offset: u64, strong: bool) -> Word {
 struct Model {
     bits: u32,
     issued: Vec<Issued>,
-    /// By place: a put's index in the stream.
-    indexes: Vec<Option<u64>>,
+    /// By place: a put's group in the stream.
+    groups: Vec<Option<u32>>,
     sender: Outgoing<(usize, u32)>,
     /// The sender's word table, and the receiver's.
     words: (Words, [Option<Word>; ENTRIES]),
@@ -61,7 +61,7 @@ impl Model {
         Self {
             bits,
             issued: Vec::new(),
-            indexes: Vec::new(),
+            groups: Vec::new(),
             sender: Outgoing::new(first, window(bits)),
             words: Default::default(),
             short: 0,
@@ -77,12 +77,12 @@ impl Model {
         let place = self.issued.len();
         match operation {
             Issued::Put => {
-                self.indexes.push(Some(self.sender.put(false)));
+                self.groups.push(Some(self.sender.put(false)));
                 self.network.push(Packet::Bytes(place));
             }
             Issued::Signal { has_put, strong, word } => {
                 let Some(number) = self.sender.number() else { return false };
-                self.indexes.push(None);
+                self.groups.push(None);
                 let name = if has_put && !(strong && self.sender.has_puts()) {
                     self.words.0.name(named(word, strong), ENTRIES, number, self.sender.acknowledged())
                 } else {
@@ -114,7 +114,7 @@ impl Model {
         match packet {
             Packet::Bytes(place) => {
                 self.landed.insert(place);
-                self.sender.put_done(self.indexes[place].expect("a put"));
+                self.sender.put_done(self.groups[place].expect("a put"));
                 while let Some((issued, number)) = self.sender.release() {
                     self.network.push(Packet::Message { issued, number, entry: 0 });
                 }
