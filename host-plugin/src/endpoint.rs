@@ -5,6 +5,7 @@ use crate::address::EndpointAddress;
 use crate::config::{Provider, Signals};
 use crate::device::{Device, DeviceBuffer, DeviceKind, DeviceMapping, Mapping};
 use crate::error::Error;
+use crate::fault::COUNTER_STRIDE;
 use crate::log::first_time;
 use crate::metrics::source::{Queue, Words};
 use crate::rail::Rail;
@@ -71,9 +72,6 @@ impl fmt::Display for Role {
         }
     }
 }
-
-/// Distance between two counters in bytes: a cache line, because the card writes one counter while kernels read another.
-pub const COUNTER_STRIDE: usize = 64;
 
 /// The value of FI_OPT_EFA_RNR_RETRY for unlimited retries: a peer's receives may run out.
 const RETRY_FOREVER: usize = 7;

@@ -5,7 +5,6 @@
 #![allow(unsafe_code)]
 
 use crate::device::{DeviceBuffer, DeviceError};
-use crate::endpoint::COUNTER_STRIDE;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
@@ -73,6 +72,9 @@ impl ErrorCounters {
         }
     }
 }
+
+/// Distance between two counters in bytes: a cache line, because the card writes one counter while kernels read another.
+pub const COUNTER_STRIDE: usize = 64;
 
 /// Error counters in memory that only the driver reads, at distances of [`COUNTER_STRIDE`].
 pub struct DeviceCounters {

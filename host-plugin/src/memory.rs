@@ -1,8 +1,8 @@
 //! Memory that a card shares with a context's kernels, and its registration with the rails.
 
 use crate::device::{Device, DeviceBuffer, Use, bytes_of};
-use crate::endpoint::COUNTER_STRIDE;
 use crate::error::Error;
+use crate::fault::COUNTER_STRIDE;
 use crate::rail::Rail;
 use ferrogin_ffi::ext::VALUE_STRIDE;
 use ferrogin_ffi::failure::Record;

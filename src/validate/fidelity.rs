@@ -17,7 +17,8 @@ use nccl_gin_ferrogin::address::EndpointAddress;
 use nccl_gin_ferrogin::cards::CardQuery;
 use nccl_gin_ferrogin::config::{Config, Signals};
 use nccl_gin_ferrogin::device::{self, DeviceBuffer, DeviceKind, Use};
-use nccl_gin_ferrogin::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, EndpointOptions, Role};
+use nccl_gin_ferrogin::endpoint::{CounterOffsets, Endpoint, EndpointOptions, Role};
+use nccl_gin_ferrogin::fault::COUNTER_STRIDE;
 use nccl_gin_ferrogin::memory::{ContextMemory, MemoryLayout, RegisteredMemory};
 use nccl_gin_ferrogin::rail::{Peers, QueueOptions, Rail};
 use serde_json::{Value, json};
@@ -114,7 +115,14 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
             Endpoint::open(
                 &rail,
                 &*device,
-                EndpointOptions { provider: config.provider, signals: Signals::Card, role, info, depth: REQUESTS },
+                EndpointOptions {
+                    provider: config.provider,
+                    signals: Signals::Card,
+                    role,
+                    info,
+                    depth: REQUESTS,
+                    isolates: false,
+                },
                 &*memory.card,
                 offsets,
             )

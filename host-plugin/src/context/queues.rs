@@ -4,8 +4,9 @@
 use super::shape::Shape;
 use crate::address::EndpointAddress;
 use crate::comm::CollComm;
-use crate::endpoint::{COUNTER_STRIDE, CounterOffsets, Endpoint, EndpointOptions, Role, floor_power_of_two};
+use crate::endpoint::{CounterOffsets, Endpoint, EndpointOptions, Role, floor_power_of_two};
 use crate::error::Error;
+use crate::fault::COUNTER_STRIDE;
 use crate::log::first_time;
 use crate::memory::ContextMemory;
 use crate::rail::{QueueOptions, Rail};

@@ -1,9 +1,9 @@
 //! The ring of ranks, and its allgather.
 
 use super::error::RingError;
+use super::gone::Survivors;
 use super::handle::Handle;
 use super::step::Step;
-use super::survivors::Survivors;
 use super::time_limits::{ALIVE_EVERY, WARN_EVERY, Wait, answer_limit};
 use crate::dial::Dial;
 use crate::frame::{BODY_MAX, Frame, FrameKind};

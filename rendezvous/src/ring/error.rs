@@ -1,7 +1,7 @@
 //! Errors of the control plane.
 
+use super::gone::Departure;
 use super::step::Step;
-use super::survivors::Departure;
 use crate::interface::InterfaceError;
 use std::io;
 use std::net::IpAddr;

@@ -15,6 +15,7 @@
 mod allgather;
 mod connect;
 mod error;
+mod gone;
 mod handle;
 mod listener;
 mod lost;
@@ -27,6 +28,6 @@ mod tests;
 
 pub use allgather::{Ring, Traffic};
 pub use error::RingError;
+pub use gone::Departure;
 pub use listener::Listener;
 pub use step::Step;
-pub use survivors::Departure;

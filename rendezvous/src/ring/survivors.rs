@@ -7,6 +7,7 @@
 
 use super::allgather::{DOMAIN, Ring, Side};
 use super::error::RingError;
+use super::gone::{Departure, Survivors, news};
 use super::handle::{Handle, VERSION};
 use super::listener::Listener;
 use super::step::Step;
@@ -14,7 +15,6 @@ use super::time_limits::{Wait, connect_limit};
 use crate::claim::Claim;
 use crate::dial::{Address, Dial};
 use crate::frame::{Frame, FrameKind};
-use crate::listener;
 use crate::stream::{End, Stream};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use std::collections::BTreeMap;
@@ -22,51 +22,6 @@ use std::time::{Duration, Instant};
 
 /// How long after it closed its communicator a rank counts as gone: the others may be about to close theirs.
 const CLOSE_GRACE: Duration = Duration::from_millis(300);
-
-/// How a rank has gone.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Departure {
-    /// It has ended without a word, was stopped for FERROGIN_TIMEOUT, or a card found it gone.
-    Lost,
-    /// It has closed its communicator, or doesn't listen any more. A rank that hears more says [`Lost`](Self::Lost).
-    Closed,
-}
-
-/// The state of a ring that goes on.
-#[derive(Debug)]
-pub(super) struct Survivors {
-    listener: listener::Listener,
-    handles: Vec<Handle>,
-    /// By rank, with the time at which this rank learned of it.
-    gone: BTreeMap<usize, (Departure, Instant)>,
-    /// The ranks at the ends of the streams.
-    neighbours: [usize; 2],
-    /// A new previous rank, until this one knows that the ranks in between have gone.
-    candidate: Option<(usize, Stream)>,
-    /// Since when the next rank is being called.
-    called: Instant,
-    silence: Wait,
-}
-
-impl Survivors {
-    pub fn has_gone(&self, rank: usize) -> bool {
-        self.gone.contains_key(&rank)
-    }
-
-    /// Returns the rank that went first, as far as this rank knows.
-    pub fn first(&self) -> Option<usize> {
-        self.gone.iter().min_by_key(|(_, (_, at))| *at).map(|(rank, _)| *rank)
-    }
-
-    fn news(&self) -> impl Iterator<Item = Frame> {
-        self.gone.iter().map(|(rank, (departure, _))| news(*rank, *departure))
-    }
-}
-
-fn news(rank: usize, departure: Departure) -> Frame {
-    let kind = if departure == Departure::Lost { FrameKind::Lost } else { FrameKind::Left };
-    Frame::new(kind, Step::Barrier as u16, 0, rank)
-}
 
 impl Ring {
     /// From now on, the ring goes on without ranks that go. All ranks make this call between the same collective calls, with the listeners
