@@ -1,11 +1,14 @@
-//! The emulated signals of a `createContext`: indexed words and receives in memory that the host can access, and an inbox for each context.
+//! The emulated signals of a `createContext`: indexed words, receives, and an inbox for each context.
+//!
+//! The words are in the kernels' memory if the signal proxy can add to them there, through GDRCopy, and otherwise in the host's, where each read
+//! takes a GPU a round trip over PCIe.
 
 use crate::comm::CollComm;
-use crate::device::{self, DeviceBuffer, Use};
+use crate::device::{self, Adds, Device, DeviceBuffer, Use, WordMapping};
 use crate::error::Error;
 use crate::memory::region_of;
 use crate::rail::Rail;
-use crate::signal_proxy::inbox::{DEPTH, Inbox, InboxMemory, SignalCard};
+use crate::signal_proxy::inbox::{DEPTH, Inbox, InboxMemory, SignalCard, Words};
 use crate::signal_proxy::{self, Served};
 use ferrogin_ffi::signals::{Generation, Message, Receiver};
 use ferrogin_libfabric::{Info, MemoryRegion, bindings};
@@ -15,15 +18,46 @@ use std::sync::atomic::{AtomicU64, Ordering};
 /// The process's next context number.
 static GENERATION: AtomicU64 = AtomicU64::new(1);
 
-/// The memory of all inboxes: each context's receive buffers, then each context's words.
+/// The memory of all inboxes.
 pub struct SignalMemory {
-    /// By rail in use: the buffers' registration and its key. Dropped before the allocation.
+    /// By rail in use: the registration of the receive buffers and its key. Dropped before the allocation.
     regions: Vec<(Arc<MemoryRegion>, u32)>,
+    /// Each context's receive buffers.
     buffer: Arc<dyn DeviceBuffer>,
+    /// Each context's words.
+    words: Arc<WordMemory>,
     /// By rail in use: the info to open an inbox with.
     infos: Vec<Info>,
-    words: usize,
     n_signals: usize,
+}
+
+/// Memory for words that kernels read and the signal proxy adds to.
+struct WordMemory {
+    /// Dropped before the memory.
+    mapping: Option<WordMapping>,
+    buffer: Box<dyn DeviceBuffer>,
+}
+
+impl WordMemory {
+    fn allocate(device: &dyn Device, len: usize) -> Result<Self, Error> {
+        let buffer = device.allocate(len, Use::Card)?;
+        if buffer.host_address().is_some() {
+            return Ok(Self { mapping: None, buffer });
+        }
+        match device.map_words(buffer.device_address() as *mut _, len) {
+            Some(mapping) => Ok(Self { mapping: Some(mapping), buffer }),
+            None => Ok(Self { mapping: None, buffer: device.allocate(len, Use::Shared)? }),
+        }
+    }
+
+    /// Returns where the signal proxy finds the words from `offset` on.
+    fn words(self: &Arc<Self>, offset: usize) -> Words {
+        let (base, adds) = match (self.buffer.host_address(), &self.mapping) {
+            (None, Some(mapping)) => (self.buffer.device_address(), Adds::Mapped { distance: mapping.distance }),
+            (base, _) => (base.map_or(0, |base| base as u64), Adds::Cpu),
+        };
+        Words { first: base + offset as u64, adds, _memory: self.clone() }
+    }
 }
 
 impl SignalMemory {
@@ -34,12 +68,12 @@ impl SignalMemory {
     #[allow(unsafe_code)]
     pub fn allocate(coll: &CollComm, rails: &[&Arc<Rail>], n_contexts: usize, n_signals: usize) -> Result<Self, Error> {
         let infos = rails.iter().map(|rail| Inbox::info(&coll.plugin.query, rail)).collect::<Result<_, _>>()?;
-        let words = (n_contexts * DEPTH * Message::BYTES).next_multiple_of(device::page_size());
-        let len = words + n_contexts * stride(n_signals);
+        let len = (n_contexts * DEPTH * Message::BYTES).next_multiple_of(device::page_size());
         let buffer: Arc<dyn DeviceBuffer> = coll.device.allocate(len, Use::Shared)?.into();
+        let words = Arc::new(WordMemory::allocate(&*coll.device, n_contexts * stride(n_signals))?);
         let register = |rail: &&Arc<Rail>| {
-            let (region, kind) = region_of(&*buffer, 0, words);
-            let what = format!("registering {words} bytes for receives of signals with card {}", rail.name());
+            let (region, kind) = region_of(&*buffer, 0, len);
+            let what = format!("registering {len} bytes for receives of signals with card {}", rail.name());
             // SAFETY: each inbox keeps the region and the buffer, and drops its queue pair first. No Rust reference covers the memory.
             let region = unsafe { MemoryRegion::register_kind(&rail.domain, region, bindings::FI_RECV, 0, kind) };
             let region = Arc::new(region.map_err(Error::fabric(what))?);
@@ -47,17 +81,12 @@ impl SignalMemory {
             Ok::<_, Error>((region, lkey))
         };
         let regions = rails.iter().map(register).collect::<Result<_, _>>()?;
-        Ok(Self { buffer, regions, infos, words, n_signals })
-    }
-
-    /// Returns the offset of context `id`'s words.
-    fn words_of(&self, id: usize) -> usize {
-        self.words + id * stride(self.n_signals)
+        Ok(Self { regions, buffer, words, infos, n_signals })
     }
 
     /// Returns the device address of context `id`'s words.
     pub fn words(&self, id: usize) -> u64 {
-        self.buffer.device_address() + self.words_of(id) as u64
+        self.words.buffer.device_address() + (id * stride(self.n_signals)) as u64
     }
 
     /// Opens context `id`'s inbox on rail number `at`.
@@ -74,7 +103,7 @@ impl SignalMemory {
             buffer: self.buffer.clone(),
             receives: id * DEPTH * Message::BYTES,
             region: self.regions[at].clone(),
-            words: self.words_of(id),
+            words: self.words.words(id * stride(self.n_signals)),
         };
         let provider = coll.plugin.config.provider.name();
         let card = SignalCard { rail: &coll.rails[at], provider, info: &self.infos[at] };

@@ -172,7 +172,7 @@ impl Device for CudaDevice {
         match gdrcopy.map(address as u64, len) {
             Ok(mapped) => Some(WordMapping { distance: mapped.distance(), _mapped: Box::new(mapped) }),
             Err(error) => {
-                crate::warn!("GDRCopy can't map a window of {len} bytes at {address:p}: {error}");
+                crate::warn!("GDRCopy can't map {len} bytes of GPU memory at {address:p}: {error}");
                 None
             }
         }

@@ -270,7 +270,8 @@ pub trait Device: Send + Sync {
         Adds::Cpu
     }
 
-    /// Maps a window in device memory for the CPU, for use instead of [`Adds::Copy`]; `None` if this machine can't.
+    /// Maps device memory for the CPU: words of windows, for use instead of [`Adds::Copy`], and a context's words that the host writes. `None`
+    /// if this machine can't.
     fn map_words(&self, address: *mut c_void, len: usize) -> Option<WordMapping> {
         let _ = (address, len);
         None

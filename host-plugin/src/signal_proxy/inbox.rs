@@ -19,6 +19,7 @@ use efa_dp_direct::wqe::RequestIds;
 use ferrogin_ffi::signals::{Generation, Message, Receiver, Receives, Refusal, Region, Signal, Target};
 use ferrogin_libfabric::bindings::fi_cq_format;
 use ferrogin_libfabric::{CompletionQueue, Endpoint as QueuePair, Info, MemoryRegion, WqMemory, bindings};
+use std::any::Any;
 use std::cell::Cell;
 use std::fmt;
 use std::os::fd::RawFd;
@@ -41,12 +42,22 @@ const WARN_PAUSE: Duration = Duration::from_secs(10);
 pub struct InboxMemory {
     /// The receive buffers' registration with the card, and its key. Dropped before the allocation.
     pub region: (Arc<MemoryRegion>, u32),
-    /// The allocation, with the words and receive buffers of several inboxes.
+    /// The allocation, with the receive buffers of several inboxes.
     pub buffer: Arc<dyn DeviceBuffer>,
     /// Offset of this inbox's receive buffers in it.
     pub receives: usize,
-    /// Offset of the indexed words.
-    pub words: usize,
+    /// The indexed words.
+    pub words: Words,
+}
+
+/// The words of a context's indexed signals.
+pub struct Words {
+    /// Address of the first one, as for a [`Word`].
+    pub first: u64,
+    /// How to add to them.
+    pub adds: Adds,
+    /// Keeps the memory.
+    pub _memory: Arc<dyn Any + Send + Sync>,
 }
 
 /// An open inbox.
@@ -265,8 +276,8 @@ impl Inbox {
                 Ok(Signal { target, add }) => {
                     let word = match target {
                         Target::Indexed(at) => {
-                            let at = self.host(self.memory.words + 8 * at as usize);
-                            Word { address: at as u64, adds: Adds::Cpu }
+                            let Words { first, adds, .. } = self.memory.words;
+                            Word { address: first + 8 * u64::from(at), adds }
                         }
                         Target::Va { address, .. } => Word { address, adds: adds.get() },
                     };

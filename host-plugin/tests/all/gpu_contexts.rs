@@ -6,16 +6,18 @@ use crate::harness::software_gpu_driver::is_gpu_memory;
 use crate::harness::{alone_each, config, device, ranks, software_gpu, software_gpu_with_gdrcopy, window};
 use ferrogin_device::{Action, Flags, Status, Window as DeviceWindow};
 use ferrogin_ffi::device::DevHandle;
-use ferrogin_ffi::ext::{ContextExt, used_words};
+use ferrogin_ffi::ext::{ContextExt, EndpointConfig, used_words};
+use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_test_support::wait::wait_until;
 use mini_nccl::GinContext;
 
 /// The settings of a software GPU, without GDRCopy and with it.
 fn with_gpu(test: &str, more: &[(&'static str, &'static str)]) -> Option<Vec<Vec<(&'static str, String)>>> {
-    let paths = [software_gpu(test)?, software_gpu_with_gdrcopy(test)?];
-    let settings = paths.map(|path| {
-        let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
-        more.chain([("FERROGIN_DEVICE", "cuda".to_owned()), ("LD_LIBRARY_PATH", path)]).collect()
+    let paths = [("no", software_gpu(test)?), ("yes", software_gpu_with_gdrcopy(test)?)];
+    let settings = paths.map(|(gdrcopy, path)| {
+        let more = more.iter().copied().chain([("FERROGIN_DEVICE", "cuda"), ("GDRCOPY", gdrcopy)]);
+        let more = more.map(|(name, value)| (name, value.to_owned()));
+        more.chain([("LD_LIBRARY_PATH", path)]).collect()
     });
     Some(settings.to_vec())
 }
@@ -42,8 +44,8 @@ fn read_by_waits(context: &GinContext) -> Vec<(String, u64)> {
     ];
     for i in 0..ext.n_endpoints {
         let endpoint = ext.routes.endpoints.wrapping_add(i as usize);
-        // SAFETY: the context has that many endpoints, and keeps them.
-        let config = unsafe { (*endpoint).config };
+        // SAFETY: the context has that many endpoints, which begin with their configurations, and keeps them.
+        let config = unsafe { endpoint.cast::<EndpointConfig>().read() };
         for (name, at) in [
             ("struct", endpoint as u64),
             ("completion counter", config.completed as u64),
@@ -75,6 +77,34 @@ fn what_waits_read_is_gpu_memory() {
                 assert!(is_gpu_memory(at), "{name} at {at:#x}");
             }
             comm.barrier().expect("all ranks");
+        });
+    });
+}
+
+#[test]
+fn words_of_emulated_signals_are_gpu_memory_with_gdrcopy() {
+    let test = "words_of_emulated_signals_are_gpu_memory_with_gdrcopy";
+    let Some(settings) = with_gpu(test, &[("FERROGIN_SIGNALS", "emulated")]) else { return };
+    alone_each(test, &borrowed(&settings), |plugin| {
+        let has_gdrcopy = std::env::var("GDRCOPY").is_ok_and(|has| has == "yes");
+        ranks(&plugin, 2, move |rank, comm| {
+            let context = comm.create_context(&GinConfigV14 { n_contexts: 2, ..config(3, 0) }).expect("contexts");
+            for id in 0..2 {
+                let kernel = device(&context, id);
+                // SAFETY: the context keeps its structs, which this process can read.
+                let ext: ContextExt = unsafe { kernel.as_ptr().read() };
+                // SAFETY: as above; the context's signals are emulated.
+                let words = unsafe { (*ext.emulated).words };
+                assert_eq!(is_gpu_memory(words as u64), has_gdrcopy);
+                for round in 1..=100 {
+                    kernel.signal(1 - rank as u32, Action::signal_add(2, id + round), Flags::NONE).expect("a signal");
+                    kernel.wait_signal(2, u64::from(id + round)).expect("the peer's signal");
+                    assert_eq!(kernel.read_signal(2), Ok(u64::from(id + round)), "added once");
+                    kernel.reset_signal(2).expect("a reset");
+                    comm.barrier().expect("all ranks");
+                }
+                assert_eq!([0, 1, 2].map(|signal| kernel.read_signal(signal)), [Ok(0); 3]);
+            }
         });
     });
 }

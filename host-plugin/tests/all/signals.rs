@@ -434,13 +434,17 @@ fn proxy_adds_to_gpu_memory(test: &str, attributes: &'static [(i32, i32)], way: 
                 assert_eq!(warned.count(), usize::from(warns), "{lines:#?}");
                 assert_eq!(software_gpu_driver::flushes().1 == 0, way != STREAM, "reductions on a stream");
                 if let Some(gdrcopy) = &gdrcopy {
-                    assert_eq!(gdrcopy.counts(), [6; 3], "two windows and the abort flag of each rank");
+                    assert_eq!(
+                        gdrcopy.counts(),
+                        [8; 3],
+                        "two windows, the indexed words and the abort flag of each rank"
+                    );
                 }
             }
             comm.barrier().expect("all ranks");
         });
         if let Some(gdrcopy) = counts {
-            assert_eq!(gdrcopy.counts(), [0, 0, 6], "after the windows are deregistered");
+            assert_eq!(gdrcopy.counts(), [0, 0, 8], "after the windows are deregistered");
         }
     });
 }
