@@ -1,6 +1,6 @@
-// Runs dispatch and combine of DeepEP V2, direct or hybrid, with their epilogues, on the host API, without NCCL, and checks every token, index, weight
-// and count. docs/ep.md has the commands: clang compiles this file twice, to PTX and to the program. The kernels' template arguments are
-// macros, and their launches are those of DeepEP's library.
+// Runs dispatch and combine of DeepEP V2, direct or hybrid, with their epilogues, on the host API, without NCCL, and checks every token,
+// index, weight and count. docs/ep.md has the commands: clang compiles this file twice, to PTX and to the program. The kernels' template
+// arguments are macros, and their launches are those of DeepEP's library.
 #ifndef RANKS
 #define RANKS 2
 #endif
@@ -55,11 +55,13 @@ constexpr int64_t TIMEOUT = 200'000'000'000;  // cycles
 
 namespace deep_ep::elastic {
 #if NODES > 1
-template __global__ void hybrid_dispatch_impl<true, false, BLOCKS, NOTIFY_WARPS, WARPS, WARPS, NODES, PER_NODE, ROW, 0, TOKENS, EXPERTS, TOPK, ALIGNMENT,
-                                              CONTEXTS, TIMEOUT>(void*, sf_pack_t*, topk_idx_t*, float*, topk_idx_t*, int*, int*, int*, int*, int*,
-                                                                 int*, int, int, int, ncclDevComm_t, ncclWindow_t, void*, void*, void*, int, int);
-template __global__ void hybrid_combine_impl<EXPAND, REDUCE, BLOCKS, WARPS, WARPS, NODES, PER_NODE, HIDDEN, TOKENS, EXPERTS, TOPK, CONTEXTS, TIMEOUT>(
-    nv_bfloat16*, float*, int*, int*, int*, int*, ncclDevComm_t, ncclWindow_t, void*, void*, int, int, int);
+template __global__ void hybrid_dispatch_impl<true, false, BLOCKS, NOTIFY_WARPS, WARPS, WARPS, NODES, PER_NODE, ROW, 0, TOKENS, EXPERTS, TOPK,
+                                              ALIGNMENT, CONTEXTS, TIMEOUT>(
+    void*, sf_pack_t*, topk_idx_t*, float*, topk_idx_t*, int*, int*, int*, int*, int*, int*, int, int, int, ncclDevComm_t, ncclWindow_t, void*,
+    void*, void*, int, int);
+template __global__ void hybrid_combine_impl<EXPAND, REDUCE, BLOCKS, WARPS, WARPS, NODES, PER_NODE, HIDDEN, TOKENS, EXPERTS, TOPK, CONTEXTS,
+                                             TIMEOUT>(nv_bfloat16*, float*, int*, int*, int*, int*, ncclDevComm_t, ncclWindow_t, void*, void*,
+                                                      int, int, int);
 #else
 template __global__ void dispatch_impl<false, true, false, BLOCKS, NOTIFY_WARPS, DISPATCH_WARPS, RANKS, ROW, 0, TOKENS, EXPERTS, TOPK, ALIGNMENT,
                                        CONTEXTS, TIMEOUT>(void*, sf_pack_t*, topk_idx_t*, float*, topk_idx_t*, int*, int*, int*, int*, int*,
@@ -67,7 +69,8 @@ template __global__ void dispatch_impl<false, true, false, BLOCKS, NOTIFY_WARPS,
 template __global__ void combine_impl<false, EXPAND, REDUCE, BLOCKS, WARPS, RANKS, HIDDEN, TOKENS, EXPERTS, TOPK, CONTEXTS, TIMEOUT>(
     nv_bfloat16*, float*, int*, int*, ncclDevComm_t, ncclWindow_t, void*, void*, int, int);
 #endif
-template __global__ void dispatch_copy_epilogue_impl<EXPAND, false, EXPAND, BLOCKS, CHANNELS, WARPS, NODES, PER_NODE, ROW, 0, TOKENS, EXPERTS, TOPK, ALIGNMENT>(
+template __global__ void dispatch_copy_epilogue_impl<EXPAND, false, EXPAND, BLOCKS, CHANNELS, WARPS, NODES, PER_NODE, ROW, 0, TOKENS, EXPERTS,
+                                                     TOPK, ALIGNMENT>(
     void*, void*, int*, int*, void*, sf_pack_t*, topk_idx_t*, float*, int*, int*, int*, int, int, int, int, int);
 template __global__ void combine_reduce_epilogue_impl<EXPAND, REDUCE, BLOCKS, WARPS, NODES, PER_NODE, HIDDEN, TOKENS, EXPERTS, TOPK>(
     nv_bfloat16*, float*, topk_idx_t*, void*, void*, void*, int, int, int);
@@ -114,9 +117,11 @@ struct Rank {
   Buffer<Bits> tokens{TOKENS * HIDDEN}, received{RECEIVED * HIDDEN}, expert_out{RECEIVED * HIDDEN}, combined{TOKENS * HIDDEN};
   Buffer<topk_idx_t> topk{TOKENS * TOPK}, copied_topk{TOKENS * TOPK}, received_topk{ROWS * TOPK};
   Buffer<float> weights{TOKENS * TOPK}, received_weights{EXPAND ? RECEIVED : ROWS * TOPK}, combined_weights{TOKENS * TOPK};
-  Buffer<int> statistics{LOCAL}, by_rank{RANKS}, by_expert{LOCAL + 1}, counts{LOCAL}, slots{size_t(NODES) * CHANNELS * PER_CHANNEL * TOPK + TOKENS * TOPK}, metadata{ROWS * METADATA};
+  Buffer<int> statistics{LOCAL}, by_rank{RANKS}, by_expert{LOCAL + 1}, counts{LOCAL}, metadata{ROWS * METADATA};
+  Buffer<int> slots{HYBRID ? size_t(NODES) * CHANNELS * PER_CHANNEL * TOPK : TOKENS * TOPK};
   // Of the hybrid kernels: what combine's forwarding repeats of dispatch's.
-  Buffer<int> forwarded{CHANNELS * size_t(NODES * PER_CHANNEL + 1) * (2 + 2 * TOPK)}, lists{CHANNELS * size_t(NODES * PER_CHANNEL + 1) * PER_NODE};
+  static constexpr size_t PASSED_ON = CHANNELS * size_t(NODES * PER_CHANNEL + 1);
+  Buffer<int> forwarded{PASSED_ON * (2 + 2 * TOPK)}, lists{PASSED_ON * PER_NODE};
   std::vector<int> seen = std::vector<int>(LOCAL);  // what `statistics` has to be
 
   void expect(bool is_right, const char* what, uint32_t round, size_t where) {
@@ -299,7 +304,9 @@ int main(int argc, char** argv) try {
 
   auto comm = ferrogin::Comm::open();
   if (comm.ranks() != RANKS) throw std::invalid_argument("compiled for " + std::to_string(RANKS) + " ranks");
-  if (HYBRID && comm.lsa().second != PER_NODE) throw std::invalid_argument("compiled for " + std::to_string(NODES) + " nodes: set FERROGIN_NODE");
+  if (HYBRID && comm.lsa().second != PER_NODE) {
+    throw std::invalid_argument("compiled for " + std::to_string(NODES) + " nodes: set FERROGIN_NODE");
+  }
   if (routing.most > TOKENS) throw std::invalid_argument("compiled for at most " + std::to_string(TOKENS) + " tokens");
   Kernels kernels({kernels_file.c_str(), library.c_str()});
   std::ifstream file(kernels_file);
@@ -333,14 +340,16 @@ int main(int argc, char** argv) try {
   for (uint32_t round = 0; round < rounds && !self.wrong; round++) {
     self.prepare(round);
     std::memset(host_counts, 0, (RANKS + EXPERTS) * sizeof(int64_t));
-    std::vector<void*> arguments{&self.tokens.address, &null,          &self.topk.address,   &self.weights.address, &self.copied_topk.address, &self.statistics.address,
-                                 &self.by_rank.address, &self.by_expert.address, &self.counts.address, &self.slots.address};
+    std::vector<void*> arguments;
     auto add = [&](std::initializer_list<void*> more) { arguments.insert(arguments.end(), more); };
+    add({&self.tokens.address, &null, &self.topk.address, &self.weights.address, &self.copied_topk.address, &self.statistics.address});
+    add({&self.by_rank.address, &self.by_expert.address, &self.counts.address, &self.slots.address});
     if (HYBRID) add({&self.forwarded.address});
     add({&tokens, &none, &none, &nccl.host_comm, &nccl_window, &buffer, &workspace, &host_workspace});
     if (HYBRID) add({&node});
     add({&place});
-    kernels.start(dispatch.c_str(), arguments, BLOCKS, 32 * (NOTIFY_WARPS + (HYBRID ? 2 * WARPS : DISPATCH_WARPS)), sizes.dispatch_shared, cooperative);
+    int dispatch_warps = NOTIFY_WARPS + (HYBRID ? 2 * WARPS : DISPATCH_WARPS);
+    kernels.start(dispatch.c_str(), arguments, BLOCKS, 32 * dispatch_warps, sizes.dispatch_shared, cooperative);
     int received = RANKS * TOKENS;  // the kernel looks the number up
     kernels.launch(copy.c_str(),
                    {&buffer, &workspace, &self.by_rank.address, &self.by_expert.address, &self.received.address, &null, &self.received_topk.address,
@@ -355,8 +364,8 @@ int main(int argc, char** argv) try {
     add({&place, &received});
     kernels.start(combine.c_str(), arguments, BLOCKS, 32 * WARPS * (HYBRID ? 2 : 1), sizes.combine_shared, cooperative);
     kernels.launch(reduce.c_str(),
-                   {&self.combined.address, &combined_weights, &self.topk.address, &reduced, &null, &null, &tokens, &node, &place}, BLOCKS, 32 * WARPS,
-                   sizes.reduce_shared, dependent);
+                   {&self.combined.address, &combined_weights, &self.topk.address, &reduced, &null, &null, &tokens, &node, &place},
+                   BLOCKS, 32 * WARPS, sizes.reduce_shared, dependent);
     self.check_combine(round);
     context.check();
   }

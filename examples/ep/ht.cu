@@ -90,8 +90,8 @@ constexpr size_t RECEIVED = RANKS * TOKENS;  // rows
 
 // Byte offsets in the window, each a multiple of 4,096.
 struct Layout {
-  size_t flags = 0, barriers, rows, row_weights, expert_out, reduced, gathered, reduced_weights, gathered_weights, dispatch_flags, combine_flags, dispatch_guard, combine_guard, tokens,
-         weights, staging, received, bytes;
+  size_t flags = 0, barriers, rows, row_weights, expert_out, reduced, gathered, reduced_weights, gathered_weights, dispatch_flags,
+         combine_flags, dispatch_guard, combine_guard, tokens, weights, staging, received, bytes;
 
   explicit Layout(size_t local) {
     size_t at = 0;

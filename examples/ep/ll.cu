@@ -299,6 +299,7 @@ int main(int argc, char** argv) try {
   int per_block = nccl_ep::ceil_div(dispatch.numTokens, int(sms));
   int combine_blocks = std::max(blocks, per_block ? nccl_ep::ceil_div(dispatch.numTokens, per_block) : 1);
 
+  const int cooperative = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
   // Both phases in one launch, or a launch for each.
   auto phases = [&](auto& arguments, auto launch) {
     for (int phase : split ? std::vector<int>{LOW_LATENCY_SEND_PHASE, LOW_LATENCY_RECV_PHASE} : std::vector<int>{3}) {
@@ -308,9 +309,9 @@ int main(int argc, char** argv) try {
   };
   for (uint32_t round = 0; round < rounds && !self.wrong; round++) {
     self.prepare(round);
-    phases(dispatch, [&] { kernels.launch("ll_dispatch", {&dispatch}, blocks, warps * 32, 0, CU_LAUNCH_ATTRIBUTE_COOPERATIVE); });
+    phases(dispatch, [&] { kernels.launch("ll_dispatch", {&dispatch}, blocks, warps * 32, 0, cooperative); });
     self.check_dispatch_and_compute(round);
-    phases(combine, [&] { kernels.launch("ll_combine", {&combine}, combine_blocks, fit.num_warps * 32, fit.dynamic_smem_bytes, CU_LAUNCH_ATTRIBUTE_COOPERATIVE); });
+    phases(combine, [&] { kernels.launch("ll_combine", {&combine}, combine_blocks, fit.num_warps * 32, fit.dynamic_smem_bytes, cooperative); });
     self.check_combine(round);
     context.check();
   }

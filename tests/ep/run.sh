@@ -79,7 +79,8 @@ job() {
     done
     shift
     env FERROGIN_SIGNALS=emulated "${settings[@]}" timeout --kill-after=5 "$limit" "$dist/ferrogin" gpu -- "$dist/ferrogin" run -n "$ranks" -- \
-        sh -c 'FERROGIN_NODE=$((FERROGIN_RANK / ${PER_NODE:-1})) exec "$0" "$@"' "$program" kernels="$program.ptx" device="$dist/cuda/ferrogin_device.ptx" "$@" >"$log" 2>&1 &&
+        sh -c 'FERROGIN_NODE=$((FERROGIN_RANK / ${PER_NODE:-1})) exec "$0" "$@"' "$program" kernels="$program.ptx" \
+        device="$dist/cuda/ferrogin_device.ptx" "$@" >"$log" 2>&1 &&
         [ "$(grep -c ', 0 values are wrong$' "$log")" -eq "$ranks" ]
 }
 
