@@ -111,7 +111,9 @@ def test_every_function_of_the_headers_is_declared() -> None:
     headers = {**declarations("host.h"), **declarations("gin.h")}
     # ferrogin_context_device takes fgin_open's place, and a CPU thread has no group to split a flush.
     assert (headers.pop("fgin_open"), headers.pop("fgin_flush_part")) == (3, 3)
-    # Nor is it part of a warp.
+    # Device code settles within an operation.
+    assert headers.pop("fgin_settle") == 1
+    # A CPU thread isn't part of a warp.
     assert [headers.pop(f"fgin_warp_{name}") for name in ("put", "put_value", "signal")] == [10, 9, 5]
     assert headers == {name: len(arguments) for name, (_, arguments) in _library._SIGNATURES.items()}
 
