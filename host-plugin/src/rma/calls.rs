@@ -3,15 +3,13 @@
 use super::context::Context;
 use super::engine::{Signal, Transfer};
 use super::lane::Access;
-use super::memory::{Memory, Peer};
+use super::memory::Peer;
 use super::requests::Request;
 use super::stream::StreamId;
 use super::words::Word;
 use crate::error::{DataResult, Error};
-use crate::registry::{self, Kind};
 use ferrogin_ffi::rma::{SIGNAL_OP_ADD, SIGNAL_OP_INC};
-use std::ffi::{c_int, c_void};
-use std::sync::Arc;
+use std::ffi::c_int;
 
 /// The context and rank a call names.
 type Target = (c_int, u32);
@@ -49,37 +47,6 @@ pub struct SignalCall {
     pub operation: u32,
     /// `isStrongSignal`.
     pub strong: bool,
-}
-
-/// Memory that calls have named, with its handle and by the handle's place, because threads share the registry's locks.
-#[derive(Default)]
-pub struct Memories(Vec<Option<(usize, Arc<Memory>)>>);
-
-impl Memories {
-    fn get(&self, handle: usize) -> Option<&Arc<Memory>> {
-        let (known, memory) = self.0.get(registry::place(handle as *const c_void))?.as_ref()?;
-        (*known == handle).then_some(memory)
-    }
-
-    /// Looks up a handle of communicator `comm` that isn't known.
-    #[cold]
-    fn learn(&mut self, handle: usize, comm: u64) -> DataResult<()> {
-        let memory = registry::get::<Memory>(handle as *const c_void, Kind::RmaMemory).map_err(Error::from)?;
-        if memory.comm != comm {
-            return Err(Error::Argument("the memory handle belongs to another communicator".to_owned()).into());
-        }
-        let place = registry::place(handle as *const c_void);
-        self.0.resize(self.0.len().max(place + 1), None);
-        self.0[place] = Some((handle, memory));
-        Ok(())
-    }
-
-    /// Forgets memory whose handle has been closed.
-    pub fn forget(&mut self, handle: usize) {
-        if self.get(handle).is_some() {
-            self.0[registry::place(handle as *const c_void)] = None;
-        }
-    }
 }
 
 impl Context {

@@ -1,9 +1,8 @@
 //! Context handles: setting them up across the ranks, and destroying them.
 
-use super::calls::Memories;
 use super::engine::{Engine, Note};
 use super::lane::{Address, Lane};
-use super::memory::Registered;
+use super::memory::{Memories, Registered};
 use super::rail;
 use super::ranks::Ranks;
 use super::record::Immediate;

@@ -3,7 +3,8 @@
 
 use super::ranks::Ranks;
 use crate::device::{Adds, WordMapping};
-use crate::error::Error;
+use crate::error::{DataResult, Error};
+use crate::registry::{self, Kind};
 use crate::trace;
 use crate::window::{self, ACCESS, Source};
 use ferrogin_ffi::nccl::MR_FLAG_FORCE_SO;
@@ -236,6 +237,41 @@ fn peer(rank: usize, block: &[u8], number: u32, rails: usize) -> Result<Peer, Er
     };
     let keys = keys.iter().map(|key| (key.address.get(), key.key.get())).collect();
     Ok(Peer { base: head.base.get(), size: head.size.get(), keys })
+}
+
+/// Memory that calls have named, with its handle and by the handle's place, because threads share the registry's locks.
+#[derive(Default)]
+pub struct Memories(Vec<Option<(usize, Arc<Memory>)>>);
+
+impl Memories {
+    /// Returns the memory with this handle, if calls have named it.
+    pub fn get(&self, handle: usize) -> Option<&Arc<Memory>> {
+        let (known, memory) = self.0.get(registry::place(handle as *const c_void))?.as_ref()?;
+        (*known == handle).then_some(memory)
+    }
+
+    /// Looks up a handle of communicator `comm` that isn't known.
+    ///
+    /// # Errors
+    /// The handle is invalid, or another communicator's.
+    #[cold]
+    pub fn learn(&mut self, handle: usize, comm: u64) -> DataResult<()> {
+        let memory = registry::get::<Memory>(handle as *const c_void, Kind::RmaMemory).map_err(Error::from)?;
+        if memory.comm != comm {
+            return Err(Error::Argument("the memory handle belongs to another communicator".to_owned()).into());
+        }
+        let place = registry::place(handle as *const c_void);
+        self.0.resize(self.0.len().max(place + 1), None);
+        self.0[place] = Some((handle, memory));
+        Ok(())
+    }
+
+    /// Forgets memory whose handle has been closed.
+    pub fn forget(&mut self, handle: usize) {
+        if self.get(handle).is_some() {
+            self.0[registry::place(handle as *const c_void)] = None;
+        }
+    }
 }
 
 #[cfg(test)]
