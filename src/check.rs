@@ -110,6 +110,8 @@ fn run_once(args: &CheckArgs, seed: u32, gpu: &OsString, records: &Path) -> Resu
     let (program, arguments) = args.command.split_first().expect("clap requires one");
     let mut command = Command::new(program);
     command.args(arguments).env("LD_LIBRARY_PATH", gpu).env("GIN_CHECK", records).stdin(Stdio::null());
+    // Weak memory would only add reorderings, which the check finds without seeing them.
+    command.env("SOFTGPU_MEMORY", "strong");
     let mut default = |name: &str, value: String| {
         if std::env::var_os(name).is_none_or(|value| value.is_empty()) {
             command.env(name, value);
