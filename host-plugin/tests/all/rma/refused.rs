@@ -159,6 +159,29 @@ fn request_of_a_destroyed_context_is_refused() {
     });
 }
 
+#[test]
+fn memory_that_a_put_named_is_refused_once_deregistered() {
+    rma_alone("memory_that_a_put_named_is_refused_once_deregistered", &[vec![]], 16, |plugin| {
+        let table = plugin.raw_table().expect("v16");
+        ranks(&plugin, 1, move |comm| {
+            let (memory, kept) = (register(&comm, 4096), register(&comm, 4096));
+            let context = comm.create_context(1).expect("a context");
+            let put = context.put(transfer(0, memory.at(0), memory.at(64), 8), None).expect("a put");
+            finish(&context, vec![put]);
+            let gone = memory.handle();
+            drop(memory);
+            let mut request = null_mut::<c_void>();
+            let (ctx, other, out) = (context.handle(), kept.handle(), &raw mut request);
+            for (call, code) in [
+                call!(table, iput(ctx, 0, 0, gone, 8, 0, other, 0, 0, out)),
+                call!(table, iput(ctx, 0, 0, other, 8, 0, gone, 0, 0, out)),
+            ] {
+                assert_ne!(code, nccl::SUCCESS, "{call}");
+            }
+        });
+    });
+}
+
 /// Checks that the refused calls did no harm.
 fn works(context: &RmaContext, memory: &RmaMemory) {
     assert!(!context.has_error().expect("an answer"));
