@@ -248,6 +248,13 @@ impl<R: Ring> Queue for Endpoint<'_, R> {
     }
 
     #[inline(always)]
+    fn has_failures(&self) -> bool {
+        let errors = self.atomic_u64(self.ext.config.errors.cast_mut()).load_external(Ordering::Relaxed);
+        // Modulo 2^32: on a GPU, comparing 64 bits takes two comparisons.
+        errors as u32 != self.ext.config.errors_base as u32
+    }
+
+    #[inline(always)]
     fn failures(&self) -> u32 {
         let errors = self.atomic_u64(self.ext.config.errors.cast_mut()).load_external(Ordering::Acquire);
         (errors as u32).wrapping_sub(self.ext.config.errors_base as u32) & COUNT_MASK

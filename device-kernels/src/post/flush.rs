@@ -24,8 +24,9 @@ impl<Q: CombiningQueue + LockedQueue> FlushQueue for Q {}
 #[inline(always)]
 pub fn round<Q: FlushQueue>(queue: Q, by_lock: bool, reports_losses: bool, at: &mut Option<u32>) -> Outcome {
     // The counts are read before the cursor. In the other order, completions of later posts would count as earlier ones.
-    let failures = queue.failures();
-    let completed = queue.completed().wrapping_add(failures);
+    let (has_failures, completed) = (queue.has_failures(), queue.completed());
+    let failures = if has_failures { queue.failures() } else { 0 };
+    let completed = completed.wrapping_add(failures);
     let words = queue.words();
     let is_poisoned = words.poison.load(Ordering::Relaxed) != 0;
     // In a context that isolates peers, the top bit is set, and the others are 0 once all failures are acknowledged.

@@ -40,6 +40,11 @@ pub trait Queue: Copy {
     fn completed(&self) -> u32;
     /// Returns how many work requests the card has completed in error since the first post: low 31 bits, with acquire ordering.
     fn failures(&self) -> u32;
+    /// Returns whether there are failures, without an order.
+    #[inline(always)]
+    fn has_failures(&self) -> bool {
+        self.failures() != 0
+    }
     /// Returns [`Losses::acknowledged`]. Read only if there are failures.
     fn acknowledged(&self) -> u32;
     /// Returns [`Losses::identified`]. Read only if there are failures, or when a time limit has passed.

@@ -100,6 +100,7 @@ functions! {
     fgin_ring(ctx: u64) -> i32;
     fgin_ring_waiting(ctx: u64) -> i32;
     fgin_flush(ctx: u64) -> i32;
+    fgin_settle(ctx: u64) -> i32;
     fgin_flush_part(ctx: u64, rank: u32, size: u32) -> i32;
     fgin_flush_async(ctx: u64, out: u64) -> i32;
     fgin_wait_request(ctx: u64, request: u64) -> i32;
@@ -339,7 +340,7 @@ fn arguments(random: &mut Random, name: &str, emulated: bool) -> Vec<Argument> {
         }
         "fgin_put_value_signal_at" => vec![Context, peer, one, off1, value, size, other, word, add_at, flags],
         "fgin_signal_at" => vec![Context, peer, one, word, add_at, flags],
-        "fgin_flush" | "fgin_ring" | "fgin_ring_waiting" => vec![Context],
+        "fgin_flush" | "fgin_settle" | "fgin_ring" | "fgin_ring_waiting" => vec![Context],
         "fgin_flush_part" => vec![Context, Value(random.below(4).into()), Value(random.of(&[0, 1, 4]))],
         "fgin_fast_flush" => {
             let (rank, size, clock) = (random.below(4).into(), random.of(&[1, 4]), random.below(3).into());

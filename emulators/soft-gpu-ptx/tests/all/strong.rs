@@ -205,12 +205,16 @@ fn strong_signals_of_lanes_find_puts_of_all_lanes_complete() {
 fn strong_signal_without_wait_is_early() {
     const CALL: &str = "call.uni (retval0), ";
     let text = shipped::text();
+    let mut calls = 0;
     let lines = text.lines().map(|line| match line.find(CALL) {
-        Some(at) if line.contains("wait_for_earlier,") => format!("{}st.param.b32 [retval0], 0;", &line[..at]),
+        Some(at) if line.contains("settle_earlier,") => {
+            calls += 1;
+            format!("{}st.param.b32 [retval0], 0;", &line[..at])
+        }
         _ => line.to_owned(),
     });
     let changed = lines.collect::<Vec<_>>().join("\n");
-    assert_ne!(changed, text, "the module has no call of the wait");
+    assert!(calls > 0, "the module has no call of the wait");
     let (names, loaded) = load(&changed);
     for name in names {
         let early = (0..8).find_map(|seed| raise(&loaded, name, POLICY_COMBINING, seed, true).1);
