@@ -1,4 +1,5 @@
-//! Sets the shared library's soname to `libferrogin.so.<major version>`, the file name that programs linked with it load.
+//! Sets the shared library's soname to `libferrogin.so.<major version>`, the file name that programs linked with it
+//! load.
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");

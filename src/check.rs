@@ -17,7 +17,8 @@ use crate::verbs;
 /// The arguments of `ferrogin check`.
 #[derive(Debug, clap::Args)]
 pub struct CheckArgs {
-    /// Runs the program this many times, each with another schedule of its kernels' threads and another order of the card's work.
+    /// Runs the program this many times, each with another schedule of its kernels' threads and another order of the
+    /// card's work.
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     seeds: u32,
     /// Lets a warp's collectives (shfl, vote, match, elect) order its lanes, as much code assumes.
@@ -26,7 +27,8 @@ pub struct CheckArgs {
     /// Prints JSON, one report per line. What the program prints goes to standard error.
     #[arg(long)]
     json: bool,
-    /// A file of accepted reports. A line has a kind, one or two places, and a reason: `race a.cu:7 a.cu:9 : the value is a hint`.
+    /// A file of accepted reports. A line has a kind, one or two places, and a reason: `race a.cu:7 a.cu:9 : the value
+    /// is a hint`.
     #[arg(long, value_name = "FILE")]
     exceptions: Option<PathBuf>,
     /// The program, or its launcher, and the arguments.

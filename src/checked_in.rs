@@ -1,5 +1,5 @@
-//! The completions and man pages that `make install` installs: generated from the options, and checked in so that an installation for
-//! another processor has them too.
+//! The completions and man pages that `make install` installs: generated from the options, and checked in so that an
+//! installation for another processor has them too.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! The ferrogin command line tool: `demo` exchanges values between ranks, `perf` measures, `doctor` reports what a machine is missing.
+//! The ferrogin command line tool: `demo` exchanges values between ranks, `perf` measures, `doctor` reports what a
+//! machine is missing.
 #![deny(clippy::print_stdout)]
 
 mod check;
@@ -35,15 +36,15 @@ struct Args {
 enum Command {
     /// Exchanges values between ranks through the plugin, and measures latencies and rates.
     ///
-    /// The demo uses the software card unless FERROGIN_PROVIDER is set. With FERROGIN_DEVICE=cuda, kernels run as PTX on a GPU, or on the
-    /// software GPU (`ferrogin gpu -- ferrogin demo`).
+    /// The demo uses the software card unless FERROGIN_PROVIDER is set. With FERROGIN_DEVICE=cuda, kernels run as PTX
+    /// on a GPU, or on the software GPU (`ferrogin gpu -- ferrogin demo`).
     Demo(demo::DemoArgs),
     /// Says whether NCCL can use the plugin with these settings, and how to fix each problem.
     Doctor(doctor::DoctorArgs),
     /// Measures latencies, rates and bandwidths between ranks.
     ///
-    /// Under mpirun or torchrun, this process is one rank; otherwise it starts --ranks ranks on this host. Without an EFA card, set
-    /// FERROGIN_PROVIDER=softefa.
+    /// Under mpirun or torchrun, this process is one rank; otherwise it starts --ranks ranks on this host. Without an
+    /// EFA card, set FERROGIN_PROVIDER=softefa.
     Perf(perf::PerfArgs),
     /// Compares two reports of perf: prints the ratios of their figures.
     Compare(perf::CompareArgs),
@@ -51,10 +52,12 @@ enum Command {
     Plot(perf::PlotArgs),
     /// Runs every check on the ranks of a job, and writes a report you can send us. Made for machines with hardware.
     ///
-    /// Runs the doctor, the scenarios, checks of the card, and perf. This process is one rank under mpirun or torchrun, or with
-    /// FERROGIN_RANK, FERROGIN_NRANKS and FERROGIN_BOOTSTRAP set; otherwise it starts --ranks ranks on this host.
+    /// Runs the doctor, the scenarios, checks of the card, and perf. This process is one rank under mpirun or torchrun,
+    /// or with FERROGIN_RANK, FERROGIN_NRANKS and FERROGIN_BOOTSTRAP set; otherwise it starts --ranks ranks on this
+    /// host.
     Validate(validate::ValidateArgs),
-    /// Prints a trace of software cards (SOFTEFA_TRACE), or decodes a work request or completion from hexadecimal digits.
+    /// Prints a trace of software cards (SOFTEFA_TRACE), or decodes a work request or completion from hexadecimal
+    /// digits.
     Trace(trace::TraceArgs),
     /// Prints the device code as PTX: the functions of ferrogin/gin.h, to link with kernels.
     Ptx {
@@ -64,8 +67,8 @@ enum Command {
     },
     /// Starts the ranks of a host API program on this host.
     ///
-    /// Sets FERROGIN_RANK, FERROGIN_NRANKS, FERROGIN_BOOTSTRAP and FERROGIN_SECRET for each rank, and prefixes its output with its rank. If a
-    /// rank fails, the others have 5 s to exit.
+    /// Sets FERROGIN_RANK, FERROGIN_NRANKS, FERROGIN_BOOTSTRAP and FERROGIN_SECRET for each rank, and prefixes its
+    /// output with its rank. If a rank fails, the others have 5 s to exit.
     Run(launch::RunArgs),
     /// Runs a verbs program on software EFA cards.
     ///
@@ -77,8 +80,8 @@ enum Command {
     Gpu(verbs::GpuArgs),
     /// Reports what a program's kernels and requests leave unordered, on software GPUs and software cards.
     ///
-    /// Every access to memory that nothing orders against another one, signals that don't cover what they are waited for, sources reused too
-    /// early, doorbells that nobody rings: docs/check.md.
+    /// Every access to memory that nothing orders against another one, signals that don't cover what they are waited
+    /// for, sources reused too early, doorbells that nobody rings: docs/check.md.
     Check(check::CheckArgs),
     /// Packs the files of a directory for a report, without host names, addresses and the home directory.
     #[command(hide = true)]
@@ -119,8 +122,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Lets SIGPIPE end the process, as for other programs: Rust ignores it. Also resets SIGCHLD, which the parent may ignore: the kernel would
-/// then not keep the children's exit statuses.
+/// Lets SIGPIPE end the process, as for other programs: Rust ignores it. Also resets SIGCHLD, which the parent may
+/// ignore: the kernel would then not keep the children's exit statuses.
 #[allow(unsafe_code)]
 fn reset_signals() {
     for reset in [Signal::SIGPIPE, Signal::SIGCHLD] {

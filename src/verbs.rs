@@ -25,7 +25,8 @@ const SYSFS: &str = "sysfs";
 /// libfabric's setting: whether its provider efa writes and reads a card's queues itself, from libfabric 2.3.
 const DATA_PATH_DIRECT: &str = "FI_EFA_USE_DATA_PATH_DIRECT";
 
-/// Finds a directory of libraries for other programs: in FERROGIN_DIST, next to this executable, or in an installation's library directory.
+/// Finds a directory of libraries for other programs: in FERROGIN_DIST, next to this executable, or in an
+/// installation's library directory.
 pub fn directory(part: &str, library: &str) -> Result<PathBuf, String> {
     let from_environment = std::env::var_os("FERROGIN_DIST").map(PathBuf::from).into_iter().map(|dist| dist.join(part));
     let multiarch = format!("lib/{}-linux-gnu", std::env::consts::ARCH);

@@ -1,9 +1,10 @@
 //! Doorbells per post when many threads post on one endpoint: `cargo bench -p ferrogin-benches --bench doorbells`.
 //!
-//! Eight threads post back to back; the card completes rung requests at once. Each of five rounds runs both posting policies and NCCL's
-//! device code in turn, in one process, for FERROGIN_BENCH_MS (500) milliseconds each. Rates are also shown relative to NCCL's. With
-//! `--check` the program prints PASS if the combining policy's best round takes less than half a doorbell per post, and otherwise FAIL:
-//! threads that the scheduler happens to run one after another don't contend.
+//! Eight threads post back to back; the card completes rung requests at once. Each of five rounds runs both posting
+//! policies and NCCL's device code in turn, in one process, for FERROGIN_BENCH_MS (500) milliseconds each. Rates are
+//! also shown relative to NCCL's. With `--check` the program prints PASS if the combining policy's best round takes
+//! less than half a doorbell per post, and otherwise FAIL: threads that the scheduler happens to run one after another
+//! don't contend.
 #![allow(unsafe_code)]
 
 use efa_dp_direct::arch;
@@ -95,7 +96,8 @@ struct Measured {
     doorbells: f64,
 }
 
-/// Runs `work`, which posts [`POSTS`] times, in a loop on all threads for `time`. Returns the total posts and the seconds they took.
+/// Runs `work`, which posts [`POSTS`] times, in a loop on all threads for `time`. Returns the total posts and the
+/// seconds they took.
 fn all_at_once(time: Duration, work: impl Fn() + Sync) -> (u64, f64) {
     let start = Barrier::new(THREADS);
     let stop = AtomicBool::new(false);

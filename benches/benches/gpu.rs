@@ -1,9 +1,10 @@
-//! Kernels on a GPU post to a card that only counts: ferrogin's device code through each of its headers, and NCCL's own, on the same kind
-//! of queue in one run. The parts of a post are also measured separately.
+//! Kernels on a GPU post to a card that only counts: ferrogin's device code through each of its headers, and NCCL's
+//! own, on the same kind of queue in one run. The parts of a post are also measured separately.
 //!
-//! `benches/gpu/run.sh` compiles the kernels and starts the bench. There are two cards. With `Memory::Gpu`, a queue's doorbell is the low
-//! half of its completion counter in GPU memory, so requests complete in no time. With `Memory::Host`, rings, doorbells and counters are
-//! host memory mapped into the GPU, and a host thread advances the counters.
+//! `benches/gpu/run.sh` compiles the kernels and starts the bench. There are two cards. With `Memory::Gpu`, a queue's
+//! doorbell is the low half of its completion counter in GPU memory, so requests complete in no time. With
+//! `Memory::Host`, rings, doorbells and counters are host memory mapped into the GPU, and a host thread advances the
+//! counters.
 #![allow(unsafe_code)]
 
 use cudarc::driver::sys as cu;
@@ -61,8 +62,8 @@ fn check(call: &str, result: cu::CUresult) -> Outcome<()> {
 /// Calls a driver function and checks the result.
 macro_rules! cuda {
     ($function:ident($($arg:expr),* $(,)?)) => {{
-        // SAFETY: the driver is loaded, every pointer is to a live variable of the type the call takes, and every handle
-        // came from the driver.
+        // SAFETY: the driver is loaded, every pointer is to a live variable of the type the call takes, and every
+        // handle came from the driver.
         check(stringify!($function), unsafe { cu::$function($($arg),*) })
     }};
 }
@@ -175,7 +176,8 @@ struct Card {
     handle: u64,
     window: u64,
     counters: Arena,
-    /// Offsets in `counters` of each queue's doorbell and counter, for the host thread; empty if the counters are the doorbells.
+    /// Offsets in `counters` of each queue's doorbell and counter, for the host thread; empty if the counters are the
+    /// doorbells.
     queues: Vec<(usize, usize)>,
 }
 

@@ -1,8 +1,9 @@
 //! Instructions per post, compared with NCCL's device code: `cargo bench -p ferrogin-benches --bench posts`.
 //!
-//! Each figure is the mean over many posts and counts every instruction of a post: arguments, call, return and status check. The card adds
-//! none. The loop around the post, which loads the arguments from a list, is counted separately and subtracted, from NCCL's figures too.
-//! The program prints PASS or FAIL for each operation that both have, and fails unless ours takes fewer instructions than NCCL's.
+//! Each figure is the mean over many posts and counts every instruction of a post: arguments, call, return and status
+//! check. The card adds none. The loop around the post, which loads the arguments from a list, is counted separately
+//! and subtracted, from NCCL's figures too. The program prints PASS or FAIL for each operation that both have, and
+//! fails unless ours takes fewer instructions than NCCL's.
 #![allow(unsafe_code)]
 
 use ferrogin_bench::card::{Card, PEER, Values};
@@ -338,8 +339,8 @@ fn with_memory_signal(column: &str, mode: u32, card: &Card) -> Result<(), Failur
     Ok(())
 }
 
-/// Through the C ABI: flushes of a context whose endpoints have all been used and are idle, a put and its flush, and a wait for a signal
-/// that has already been raised.
+/// Through the C ABI: flushes of a context whose endpoints have all been used and are idle, a put and its flush, and a
+/// wait for a signal that has already been raised.
 fn completion(column: &str, policy: u32) -> Result<(), Failure> {
     let flush = black_box(capi::fgin_flush as unsafe extern "C" fn(_) -> _);
     let wait = black_box(capi::fgin_wait_signal as unsafe extern "C" fn(_, _, _) -> _);

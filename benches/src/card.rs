@@ -1,7 +1,7 @@
 //! A device context in plain memory, made by the plugin's own code, with a card that takes no time.
 //!
-//! The doorbell of each queue *is* the low half of its completion counter, so ringing it for `n` requests completes them. Nothing runs
-//! alongside the measured code, and the card adds no instruction to it.
+//! The doorbell of each queue *is* the low half of its completion counter, so ringing it for `n` requests completes
+//! them. Nothing runs alongside the measured code, and the card adds no instruction to it.
 
 use efa_dp_direct::queue::InitError;
 use ferrogin_device::{Context, Status, Window};
@@ -66,7 +66,8 @@ pub enum Part {
     Rest,
 }
 
-/// Describes a block of `contexts` contexts with `signals` signals each. `place` returns the address of fresh zeroed memory.
+/// Describes a block of `contexts` contexts with `signals` signals each. `place` returns the address of fresh zeroed
+/// memory.
 pub fn block_spec(
     policy: u32,
     values: Values,

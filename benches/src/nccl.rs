@@ -1,6 +1,7 @@
 //! NCCL's own device code, compiled for this processor: the baseline.
 //!
-//! The headers come from NCCL's PyPI package, which the bench fetches when it runs. The shim in `tests/foreign` replaces what nvcc defines.
+//! The headers come from NCCL's PyPI package, which the bench fetches when it runs. The shim in `tests/foreign`
+//! replaces what nvcc defines.
 
 use crate::card::{Card, PEER, RANKS};
 use ferrogin_device::Window;

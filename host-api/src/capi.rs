@@ -1,7 +1,7 @@
 //! The C ABI, declared in `ferrogin/host.h`.
 //!
-//! Every function checks its pointers. Handles are numbers in the plugin's [`registry`], so a wrong or closed handle is an
-//! error. An error or a panic becomes a return code, and a text for the calling thread.
+//! Every function checks its pointers. Handles are numbers in the plugin's [`registry`], so a wrong or closed handle is
+//! an error. An error or a panic becomes a return code, and a text for the calling thread.
 #![allow(unsafe_code)]
 
 use crate::comm::{Comm, Options};
@@ -65,7 +65,8 @@ ferrogin_ffi::assert_layout!(CContextOptions, size 40, align 8, {
 /// `FERROGIN_NO_TIMEOUT`.
 pub const NO_TIMEOUT: u32 = u32::MAX;
 
-/// `ferrogin_allgather`: gathers the `bytes` at every rank's `own` into `all`, in rank order. Returns 0, or another value on failure.
+/// `ferrogin_allgather`: gathers the `bytes` at every rank's `own` into `all`, in rank order. Returns 0, or another
+/// value on failure.
 pub type AllgatherFn =
     unsafe extern "C" fn(arg: *mut c_void, own: *const c_void, all: *mut c_void, bytes: usize) -> c_int;
 
@@ -101,8 +102,8 @@ fn report(result: std::thread::Result<Result<(), Error>>) -> c_int {
     status as c_int
 }
 
-/// Runs a call's body, except in a forked child of the process that opened the handles: the threads behind the handles run
-/// only in the parent.
+/// Runs a call's body, except in a forked child of the process that opened the handles: the threads behind the handles
+/// run only in the parent.
 fn guard(body: impl FnOnce() -> Result<(), Error>) -> c_int {
     let checked = || match registry::forked_from() {
         Some(parent) => Err(PluginError::Forked { parent, child: std::process::id() }.into()),
@@ -134,13 +135,14 @@ fn set<T>(pointer: *mut T, value: T, what: &'static str) -> Result<(), Error> {
     if !is_valid(pointer) {
         return Err(null(what));
     }
-    // SAFETY: aligned and not null, as just checked. The caller passes the address of a `T` that is valid for writes during the
-    // call.
+    // SAFETY: aligned and not null, as just checked. The caller passes the address of a `T` that is valid for writes
+    // during the call.
     unsafe { pointer.write(value) };
     Ok(())
 }
 
-/// Reads an options struct, which begins with its size. A caller built for another version may pass fewer fields, or more if they're zero.
+/// Reads an options struct, which begins with its size. A caller built for another version may pass fewer fields, or
+/// more if they're zero.
 fn options<T: Copy + Default>(pointer: *const T, what: &'static str) -> Result<T, Error> {
     const SIZES: std::ops::RangeInclusive<u64> = 16..=4096;
     let mut value = T::default();
@@ -150,7 +152,8 @@ fn options<T: Copy + Default>(pointer: *const T, what: &'static str) -> Result<T
     if !is_valid(pointer) {
         return Err(null(what));
     }
-    // SAFETY: aligned and not null, as just checked. The caller passes the address of a struct that begins with its size.
+    // SAFETY: aligned and not null, as just checked. The caller passes the address of a struct that begins with its
+    // size.
     let size = unsafe { pointer.cast::<u64>().read() };
     if !SIZES.contains(&size) {
         return Err(Error::Argument(format!(
@@ -205,7 +208,8 @@ fn open(out: *mut *mut c_void, open: impl FnOnce() -> Result<Comm, Error>) -> c_
     })
 }
 
-/// Returns the text of the calling thread's last `ferrogin_*` or `fgin_*` error, valid until its next one; empty if there was none.
+/// Returns the text of the calling thread's last `ferrogin_*` or `fgin_*` error, valid until its next one; empty if
+/// there was none.
 #[unsafe(no_mangle)]
 pub extern "C" fn ferrogin_error() -> *const c_char {
     explain::last()
@@ -239,7 +243,8 @@ pub unsafe extern "C" fn ferrogin_open(
         let allgather = allgather.ok_or_else(|| null("allgather"))?;
         Comm::open(rank as usize, ranks as usize, &options, |own| {
             let mut all = vec![0u8; own.len() * ranks as usize];
-            // SAFETY: the caller's function reads `own.len()` bytes and writes `ranks` times as many, which `all` has room for.
+            // SAFETY: the caller's function reads `own.len()` bytes and writes `ranks` times as many, which `all` has
+            // room for.
             let code = unsafe { allgather(arg, own.as_ptr().cast(), all.as_mut_ptr().cast(), own.len()) };
             match code {
                 0 => Ok(all.chunks_exact(own.len()).map(<[u8]>::to_vec).collect()),
@@ -448,7 +453,8 @@ pub unsafe extern "C" fn ferrogin_window_size(window: *const c_void, rank: u32, 
     guard(|| set(bytes, self::window(window)?.window.len_on(rank as usize)?, "bytes"))
 }
 
-/// Deregisters a window, and frees its memory if `ferrogin_window_allocate` allocated it. On an error, the window stays open.
+/// Deregisters a window, and frees its memory if `ferrogin_window_allocate` allocated it. On an error, the window stays
+/// open.
 ///
 /// # Safety
 /// No kernel uses the window.

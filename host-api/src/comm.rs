@@ -24,16 +24,16 @@ const TIMEOUT_DEFAULT: Duration = Duration::from_secs(60);
 /// Options for opening a communicator.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Options {
-    /// The card, or group of cards below one PCI switch, that this rank uses. 0 means the one nearest to this thread's current
-    /// GPU, or the first if there's no GPU; other numbers count from 1, in the order of PCI addresses.
+    /// The card, or group of cards below one PCI switch, that this rank uses. 0 means the one nearest to this thread's
+    /// current GPU, or the first if there's no GPU; other numbers count from 1, in the order of PCI addresses.
     pub card: u32,
 }
 
 /// This rank's end of a communicator. It closes once it and its windows and contexts are dropped.
 ///
-/// [`allocate`](Self::allocate), [`register`](Self::register), [`context`](Self::context) and [`barrier`](Self::barrier) are
-/// collective: all ranks make the same calls in the same order. They wait for a rank that is late, and fail if a rank has exited or is
-/// stopped for FERROGIN_TIMEOUT seconds (default 60).
+/// [`allocate`](Self::allocate), [`register`](Self::register), [`context`](Self::context) and
+/// [`barrier`](Self::barrier) are collective: all ranks make the same calls in the same order. They wait for a rank
+/// that is late, and fail if a rank has exited or is stopped for FERROGIN_TIMEOUT seconds (default 60).
 #[derive(Clone)]
 pub struct Comm {
     pub(crate) inner: Arc<Inner>,
@@ -48,11 +48,13 @@ pub(crate) struct Inner {
 }
 
 impl Comm {
-    /// Opens as `rank` of `ranks`, through the caller's own exchange. `allgather` is called once, provided `rank` is one of
-    /// `ranks`; it returns all ranks' blocks in rank order, or [`Error::Allgather`]. All blocks have the same size, below 1 KiB.
+    /// Opens as `rank` of `ranks`, through the caller's own exchange. `allgather` is called once, provided `rank` is
+    /// one of `ranks`; it returns all ranks' blocks in rank order, or [`Error::Allgather`]. All blocks have the same
+    /// size, below 1 KiB.
     ///
     /// # Errors
-    /// The rank doesn't exist; a setting is invalid; there is no card; `allgather` or a rank failed; the ranks disagree.
+    /// The rank doesn't exist; a setting is invalid; there is no card; `allgather` or a rank failed; the ranks
+    /// disagree.
     pub fn open(
         rank: usize,
         ranks: usize,
@@ -79,8 +81,9 @@ impl Comm {
         Ok(Self { inner: Arc::new(Inner { coll, team, contexts: Mutex::default() }) })
     }
 
-    /// Opens as `rank` of `ranks`, which meet at `address`: rank 0's `host:port` or, within one host, any other text, which names
-    /// an abstract Unix socket. Without FERROGIN_SECRET, any process that can connect to `host:port` can take a rank's place.
+    /// Opens as `rank` of `ranks`, which meet at `address`: rank 0's `host:port` or, within one host, any other text,
+    /// which names an abstract Unix socket. Without FERROGIN_SECRET, any process that can connect to `host:port` can
+    /// take a rank's place.
     ///
     /// # Errors
     /// Those of [`open`](Self::open); a rank doesn't connect within FERROGIN_TIMEOUT.
@@ -125,8 +128,9 @@ impl Comm {
         self.inner.coll.nranks
     }
 
-    /// Returns the ranks of this rank's node, itself included, in ascending order: they load from and store to each other's windows
-    /// ([`Window::lsa_address`](crate::Window::lsa_address)). A node is a host, or a part of it that FERROGIN_NODE names.
+    /// Returns the ranks of this rank's node, itself included, in ascending order: they load from and store to each
+    /// other's windows ([`Window::lsa_address`](crate::Window::lsa_address)). A node is a host, or a part of it that
+    /// FERROGIN_NODE names.
     pub fn lsa_ranks(&self) -> &[usize] {
         &self.inner.team.ranks
     }
@@ -156,7 +160,8 @@ impl Inner {
         contexts.push((handle, Arc::downgrade(context)));
     }
 
-    /// Returns how many requests are outstanding on all contexts. A failed context has none: its card has given up on them.
+    /// Returns how many requests are outstanding on all contexts. A failed context has none: its card has given up on
+    /// them.
     pub fn outstanding(&self) -> Result<u64, Error> {
         let contexts = self.contexts.lock().clone();
         let working = contexts

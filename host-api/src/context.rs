@@ -33,10 +33,11 @@ pub struct ContextOptions {
     pub depth: u32,
     /// InfiniBand traffic class, whose upper six bits are the DSCP; 0 means the default class.
     pub traffic_class: u32,
-    /// How long a wait by a kernel or CPU thread may take before it fails with [`Status::Timeout`](device::Status::Timeout). Zero
-    /// means no limit, `None` FERROGIN_WAIT_TIMEOUT (default 60 s).
+    /// How long a wait by a kernel or CPU thread may take before it fails with
+    /// [`Status::Timeout`](device::Status::Timeout). Zero means no limit, `None` FERROGIN_WAIT_TIMEOUT (default 60 s).
     pub timeout: Option<Duration>,
-    /// What a lost rank ends; `None` means FERROGIN_ON_PEER_FAILURE (default [`Abort`](PeerFailure::Abort)). The same on all ranks.
+    /// What a lost rank ends; `None` means FERROGIN_ON_PEER_FAILURE (default [`Abort`](PeerFailure::Abort)). The same
+    /// on all ranks.
     pub on_peer_failure: Option<PeerFailure>,
 }
 
@@ -64,7 +65,8 @@ impl ContextOptions {
     }
 }
 
-/// This rank's contexts, destroyed on drop, once what their kernels have posted is delivered. By then, no kernel may use them any more.
+/// This rank's contexts, destroyed on drop, once what their kernels have posted is delivered. By then, no kernel may
+/// use them any more.
 pub struct Context {
     context: Arc<context::Context>,
     /// The number in the registry, through which the watcher reports failures.
@@ -114,20 +116,20 @@ impl Context {
                 format!("kernels run on {}: pass the handle to a kernel, or set FERROGIN_DEVICE=cpu", kind.name());
             return Err(Error::Usage(text));
         }
-        // SAFETY: kernels run on the CPU, so the handle is an address in this process. The result borrows `self`, which keeps
-        // the handle valid.
+        // SAFETY: kernels run on the CPU, so the handle is an address in this process. The result borrows `self`, which
+        // keeps the handle valid.
         let context = unsafe { device::Context::from_handle(self.handle(), id) };
         context.map_err(|status| Error::Argument(format!("context {id} does not exist ({status:?})")))
     }
 
-    /// Returns the ranks that these contexts go on without, in order; none unless they isolate peers. Once a wait has returned
-    /// [`Status::PeerLost`](device::Status::PeerLost), the ranks that it's about are among them.
+    /// Returns the ranks that these contexts go on without, in order; none unless they isolate peers. Once a wait has
+    /// returned [`Status::PeerLost`](device::Status::PeerLost), the ranks that it's about are among them.
     pub fn lost_ranks(&self) -> Vec<usize> {
         self.context.isolation().map(Isolation::lost_ranks).unwrap_or_default()
     }
 
-    /// Acknowledges the loss of these ranks. Once the program has acknowledged all losses, waits no longer report them, and end when what
-    /// they wait for does. Posts to lost ranks stay refused.
+    /// Acknowledges the loss of these ranks. Once the program has acknowledged all losses, waits no longer report them,
+    /// and end when what they wait for does. Posts to lost ranks stay refused.
     ///
     /// # Errors
     /// A rank isn't lost; the contexts don't isolate peers. Nothing is acknowledged then.
@@ -140,7 +142,8 @@ impl Context {
         Ok(isolation.acknowledge(ranks)?)
     }
 
-    /// Checks that no request on these contexts has failed. A failure is printed on standard error once, and ends every wait.
+    /// Checks that no request on these contexts has failed. A failure is printed on standard error once, and ends every
+    /// wait.
     ///
     /// # Errors
     /// A request failed.

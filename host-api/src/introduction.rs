@@ -1,4 +1,5 @@
-//! The block of the single allgather in open. From it, ranks learn how to reach each other, and whether they can work together.
+//! The block of the single allgather in open. From it, ranks learn how to reach each other, and whether they can work
+//! together.
 
 use crate::error::Error;
 use crate::lsa::{Entrance, NAME_MAX};
@@ -69,7 +70,8 @@ fn text(field: &[u8]) -> String {
 }
 
 impl Introduction {
-    /// Creates the block of a rank: its settings and listener handle if it's ready to connect, otherwise the text of its error.
+    /// Creates the block of a rank: its settings and listener handle if it's ready to connect, otherwise the text of
+    /// its error.
     pub fn new(rank: usize, ranks: usize, ready: Result<Ready<'_>, String>) -> Self {
         let mut block = Self {
             magic: MAGIC,

@@ -8,7 +8,8 @@
 //! | [`device`] | the device API, for kernels on CPU threads |
 //! | [`capi`] | the C ABI: `ferrogin/host.h` |
 //!
-//! The crate adds no networking of its own: it uses the objects beneath the NCCL functions of the plugin, [`nccl_gin_ferrogin`].
+//! The crate adds no networking of its own: it uses the objects beneath the NCCL functions of the plugin,
+//! [`nccl_gin_ferrogin`].
 
 pub mod capi;
 pub mod comm;

@@ -1,7 +1,8 @@
-//! The LSA team: the ranks of one node, which load from and store to each other's windows (NCCL's term: load/store accessible).
+//! The LSA team: the ranks of one node, which load from and store to each other's windows (NCCL's term: load/store
+//! accessible).
 //!
-//! A node is a host, or a part of it that FERROGIN_NODE names. Its ranks connect by Unix sockets in open, and pass the descriptors of
-//! their windows' memory at each registration.
+//! A node is a host, or a part of it that FERROGIN_NODE names. Its ranks connect by Unix sockets in open, and pass the
+//! descriptors of their windows' memory at each registration.
 #![allow(unsafe_code)]
 
 use crate::error::Error;
@@ -44,7 +45,8 @@ impl Entrance {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         // Without these, or without abstract sockets, ranks can't tell whether they share a host, and go without.
         let (Ok(boot), Ok(network), Ok(users)) = (boot, inode("net"), inode("user")) else { return Ok(Self::alone()) };
-        // Only with the same namespaces and user do the sockets connect, and only on the same kind of device can ranks map memory.
+        // Only with the same namespaces and user do the sockets connect, and only on the same kind of device can ranks
+        // map memory.
         let node = format!("{}/{network}/{users}/{}/{}/{part}", boot.trim(), nix::unistd::geteuid(), device.name());
         if node.len() > NAME_MAX {
             let most = NAME_MAX - (node.len() - part.len());
@@ -142,7 +144,8 @@ pub struct Shared {
 }
 
 impl Team {
-    /// Passes this rank's memory to the others, and returns theirs and its own, by position. `None` is memory that can't be shared.
+    /// Passes this rank's memory to the others, and returns theirs and its own, by position. `None` is memory that
+    /// can't be shared.
     ///
     /// # Errors
     /// A rank ended, or didn't answer within FERROGIN_TIMEOUT.

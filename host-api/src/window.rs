@@ -35,8 +35,8 @@ impl Memory {
     }
 }
 
-/// A window of this rank. Dropping it deregisters the memory and frees what [`Comm::allocate`] allocated. From then on, the
-/// card refuses peers' writes to it.
+/// A window of this rank. Dropping it deregisters the memory and frees what [`Comm::allocate`] allocated. From then on,
+/// the card refuses peers' writes to it.
 pub struct Window {
     /// Declared first, so it's dropped before the memory.
     window: window::Window,
@@ -83,8 +83,8 @@ impl Comm {
     /// Collective: registers `len` bytes of the caller's memory at `address`.
     ///
     /// # Safety
-    /// The memory stays allocated until the window is dropped. Peers and kernels may write to it at any time, so the caller
-    /// accesses it through raw pointers.
+    /// The memory stays allocated until the window is dropped. Peers and kernels may write to it at any time, so the
+    /// caller accesses it through raw pointers.
     ///
     /// # Errors
     /// The memory isn't mapped, or is of another kind; a card refuses it; another rank failed.
@@ -181,7 +181,8 @@ impl Window {
         device::Window(self.window.device_address() as *mut c_void)
     }
 
-    /// Returns the first byte's address for kernels. For allocated host memory, it's the device's address of that memory.
+    /// Returns the first byte's address for kernels. For allocated host memory, it's the device's address of that
+    /// memory.
     pub fn address(&self) -> *mut c_void {
         self.memory.as_ref().map_or(self.address.cast(), |memory| memory.device_address() as *mut c_void)
     }
@@ -194,13 +195,13 @@ impl Window {
         address.map(<*mut u8>::cast)
     }
 
-    /// Returns the address at which kernels load from and store to the window of [`Comm::lsa_ranks`]`[lsa_rank]`; a host address, if
-    /// kernels run on CPU threads. Addresses of consecutive ranks have equal distances. A peer may free its window: its memory stays
-    /// until this window is dropped.
+    /// Returns the address at which kernels load from and store to the window of [`Comm::lsa_ranks`]`[lsa_rank]`; a
+    /// host address, if kernels run on CPU threads. Addresses of consecutive ranks have equal distances. A peer may
+    /// free its window: its memory stays until this window is dropped.
     ///
     /// # Errors
-    /// There is no such rank; a rank of this node registered memory of its own, or can't share it; this rank's GPU can't access
-    /// another rank's.
+    /// There is no such rank; a rank of this node registered memory of its own, or can't share it; this rank's GPU
+    /// can't access another rank's.
     pub fn lsa_address(&self, lsa_rank: usize) -> Result<*mut c_void, Error> {
         self.comm.check_lsa_rank(lsa_rank)?;
         let mapped = self.lsa.as_ref().map_err(|why| Error::Usage(why.clone()))?;

@@ -1,7 +1,9 @@
-//! The RMA plugin versus bare libfabric on the same provider: `FERROGIN_PROVIDER=tcp cargo bench -p ferrogin-host-plugin --bench rma`.
+//! The RMA plugin versus bare libfabric on the same provider: `FERROGIN_PROVIDER=tcp cargo bench -p
+//! ferrogin-host-plugin --bench rma`.
 //!
-//! The two ranks are threads of this process. Each round measures both back to back, under the same load, and a figure is the median of the
-//! rounds' ratios. docs/measurements.md has the results. With `-- --instructions`, valgrind counts the plugin's instructions instead.
+//! The two ranks are threads of this process. Each round measures both back to back, under the same load, and a figure
+//! is the median of the rounds' ratios. docs/measurements.md has the results. With `-- --instructions`, valgrind counts
+//! the plugin's instructions instead.
 #![allow(unsafe_code)]
 
 use ferrogin_libfabric::bindings::{self, fi_msg_rma, fi_rma_iov, fid_ep, iovec};
@@ -221,7 +223,8 @@ impl Bare {
             data: 1,
         };
         loop {
-            // SAFETY: the endpoint is open, the message and vectors outlive the call, and the context and its bytes belong to this write.
+            // SAFETY: the endpoint is open, the message and vectors outlive the call, and the context and its bytes
+            // belong to this write.
             match unsafe { (self.write)(self.endpoint.as_ptr(), &message, flags | bindings::FI_COMPLETION) } {
                 0 => break,
                 code if -code == bindings::FI_EAGAIN as isize => self.poll(),

@@ -1,7 +1,7 @@
 //! The symbols that NCCL loads, and their C functions.
 //!
-//! Every function checks its pointers and looks its handles up in the [`registry`]. An error or a panic turns into a return code and one
-//! WARN line, never anything else.
+//! Every function checks its pointers and looks its handles up in the [`registry`]. An error or a panic turns into a
+//! return code and one WARN line, never anything else.
 #![allow(unsafe_code)]
 
 use crate::comm::{CollComm, ListenComm};
@@ -47,8 +47,8 @@ pub static ncclGinPlugin_v14: GinV14 = GinV14 {
     finalize: Some(finalize),
 };
 
-/// The symbol that NCCL versions without v14 load. NCCL assumes that v13 plugins have strong and VA signals, which is only true with
-/// FERROGIN_SIGNALS=emulated.
+/// The symbol that NCCL versions without v14 load. NCCL assumes that v13 plugins have strong and VA signals, which is
+/// only true with FERROGIN_SIGNALS=emulated.
 #[unsafe(no_mangle)]
 #[allow(non_upper_case_globals)]
 pub static ncclGinPlugin_v13: GinV13 = GinV13 {
@@ -75,8 +75,9 @@ pub static ncclGinPlugin_v13: GinV13 = GinV13 {
     finalize: Some(finalize),
 };
 
-/// Runs a call's body. An error becomes a code and one WARN line; a panic becomes an internal error. In a fork of the process that has the
-/// handles the body doesn't run: it would wait for threads and locks that only the other process has.
+/// Runs a call's body. An error becomes a code and one WARN line; a panic becomes an internal error. In a fork of the
+/// process that has the handles the body doesn't run: it would wait for threads and locks that only the other process
+/// has.
 pub(crate) fn guard(call: &str, body: impl FnOnce() -> Result<(), Error>) -> nccl::Result {
     let checked = || match registry::forked_from() {
         Some(parent) => Err(Error::Forked { parent, child: std::process::id() }),
@@ -125,8 +126,8 @@ impl<T> Out<T> {
     }
 
     pub(crate) fn set(&self, value: T) {
-        // SAFETY: `new` checked that the pointer is aligned and not null. NCCL passes the address of a `T` that is valid for writes during
-        // the call.
+        // SAFETY: `new` checked that the pointer is aligned and not null. NCCL passes the address of a `T` that is
+        // valid for writes during the call.
         unsafe { self.0.write(value) }
     }
 }
@@ -136,8 +137,8 @@ pub(crate) fn read<T: Copy>(pointer: *const T, what: &'static str) -> Result<T, 
     if pointer.is_null() || !pointer.addr().is_multiple_of(align_of::<T>()) {
         return Err(Error::Null(what));
     }
-    // SAFETY: the pointer is aligned and not null, as just checked. NCCL passes the address of a `T` that is valid for reads during the
-    // call; every `T` here consists of integers and pointers, which have no invalid values.
+    // SAFETY: the pointer is aligned and not null, as just checked. NCCL passes the address of a `T` that is valid for
+    // reads during the call; every `T` here consists of integers and pointers, which have no invalid values.
     Ok(unsafe { pointer.read() })
 }
 
@@ -151,8 +152,8 @@ pub(crate) fn kept(kind: Kind, handle: Option<*mut c_void>) -> Result<*mut c_voi
         .ok_or_else(|| Error::Usage(format!("too many {}s are open in this process: close some of them", kind.name())))
 }
 
-/// The entries that both plugins' tables share, for a plugin type and the kind of its listen communicators. `$prefix` precedes the call
-/// names in messages.
+/// The entries that both plugins' tables share, for a plugin type and the kind of its listen communicators. `$prefix`
+/// precedes the call names in messages.
 macro_rules! common_entries {
     ($prefix:literal, $plugin:ty = $kind:expr, $listen_kind:expr) => {
         unsafe extern "C" fn init(ctx: *mut *mut c_void, comm: u64, logger: DebugLogger) -> nccl::Result {
@@ -245,8 +246,8 @@ pub(crate) fn read_handles(
     let mut all = Vec::with_capacity(nranks as usize);
     read(handles, "handles")?;
     for r in 0..nranks as usize {
-        // SAFETY: NCCL passes the address of an array of `nranks` pointers. The address is aligned and not null, as `read`
-        // checked, and `r` is below `nranks`.
+        // SAFETY: NCCL passes the address of an array of `nranks` pointers. The address is aligned and not null, as
+        // `read` checked, and `r` is below `nranks`.
         let handle = unsafe { handles.wrapping_add(r).read() };
         all.push(read(handle.cast::<[u8; HANDLE_MAXSIZE]>(), "handle of a rank")?);
     }

@@ -18,8 +18,8 @@ const DEPTH: usize = 16;
 /// Entries of the completion queue whose rings are counted: a ring of them fills whole pages.
 const RING: usize = 4096;
 
-/// Runs the steps of `createContext` on one card, for this rank alone, and closes everything again. This way, driver, libfabric and GPU
-/// problems show up in `init`, where NCCL can still continue without the plugin.
+/// Runs the steps of `createContext` on one card, for this rank alone, and closes everything again. This way, driver,
+/// libfabric and GPU problems show up in `init`, where NCCL can still continue without the plugin.
 ///
 /// # Errors
 /// The error of the first step that fails, with its cause if known.
@@ -48,15 +48,17 @@ pub fn check(query: &CardQuery, signals: Signals, device: &dyn Device, card: &In
     for role in [Role::Data, Role::Signal(0)] {
         let options =
             EndpointOptions { provider: query.provider, signals, role, info: &info, depth: DEPTH, isolates: false };
-        // SAFETY: `memory` outlives the endpoint, which is dropped in this iteration. Only this endpoint uses `offsets` meanwhile.
+        // SAFETY: `memory` outlives the endpoint, which is dropped in this iteration. Only this endpoint uses `offsets`
+        // meanwhile.
         let opened = unsafe { Endpoint::open(&rail, device, options, &*memory.card, offsets) };
         opened.map_err(|error| explain_counters(error, card, query.lib.version()))?;
     }
     Ok(())
 }
 
-/// Refuses a card that divides a completion queue into several rings ("sub-CQs"), of which a queue pair uses one: the watcher and the signal
-/// proxy read the first. libfabric doesn't say how many there are, but the card's driver maps them as one piece.
+/// Refuses a card that divides a completion queue into several rings ("sub-CQs"), of which a queue pair uses one: the
+/// watcher and the signal proxy read the first. libfabric doesn't say how many there are, but the card's driver maps
+/// them as one piece.
 fn check_rings(rail: &Rail) -> Result<(), Error> {
     let failed = |what: &str| Error::fabric(format!("{what} on card {}", rail.name()));
     let cq =
@@ -74,8 +76,8 @@ fn check_rings(rail: &Rail) -> Result<(), Error> {
     }
 }
 
-/// Returns how many rings of `bytes` bytes fit in the driver's mapping that begins at `ring`, by the text of /proc/self/maps; 0 if there is no
-/// such mapping, as with a software card.
+/// Returns how many rings of `bytes` bytes fit in the driver's mapping that begins at `ring`, by the text of
+/// /proc/self/maps; 0 if there is no such mapping, as with a software card.
 fn rings_in(maps: &str, ring: usize, bytes: usize) -> usize {
     let mapping = maps.lines().filter(|line| line.contains("/dev/infiniband/")).find_map(|line| {
         let (start, end) = line.split_once(' ')?.0.split_once('-')?;

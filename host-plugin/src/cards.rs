@@ -139,16 +139,17 @@ pub fn refuses_gpu_memory(lib: &Libfabric, provider: Provider) -> Error {
     ))
 }
 
-/// Sets FI_EFA_FORK_SAFE, so that a process with EFA endpoints can fork, as Python's data loaders do. Without it, the provider aborts a
-/// forking process on kernels before 5.13. A value set by the user stays. libfabric reads the variable in the process's first fi_getinfo.
+/// Sets FI_EFA_FORK_SAFE, so that a process with EFA endpoints can fork, as Python's data loaders do. Without it, the
+/// provider aborts a forking process on kernels before 5.13. A value set by the user stays. libfabric reads the
+/// variable in the process's first fi_getinfo.
 #[allow(unsafe_code)]
 pub(crate) fn enable_fork_safety() {
     const NAME: &str = "FI_EFA_FORK_SAFE";
     // The provider refuses fork safety together with huge pages, so respect a user's choice of huge pages.
     if std::env::var_os(NAME).is_none() && std::env::var_os("FI_EFA_USE_HUGE_PAGE").is_none() {
-        // SAFETY: no other thread accesses the environment now. NCCL calls `init` under a process-wide mutex and the plugin
-        // has no threads yet; the program keeps its own threads from changing the environment during NCCL's set-up, as for
-        // every library that calls setenv.
+        // SAFETY: no other thread accesses the environment now. NCCL calls `init` under a process-wide mutex and the
+        // plugin has no threads yet; the program keeps its own threads from changing the environment during NCCL's
+        // set-up, as for every library that calls setenv.
         unsafe { std::env::set_var(NAME, "1") };
     }
 }
@@ -158,8 +159,8 @@ pub(crate) fn has_rdma_device() -> bool {
     std::fs::read_dir("/sys/class/infiniband").is_ok_and(|mut devices| devices.next().is_some())
 }
 
-/// Returns a hint that lists the SOFTEFA_ variables that are set. The software card offers no cards if it doesn't understand one of them,
-/// and only reports it on standard error.
+/// Returns a hint that lists the SOFTEFA_ variables that are set. The software card offers no cards if it doesn't
+/// understand one of them, and only reports it on standard error.
 pub(crate) fn software_card_settings() -> String {
     let mut settings: Vec<String> = std::env::vars_os()
         .filter(|(name, value)| name.to_string_lossy().starts_with("SOFTEFA_") && !value.is_empty())

@@ -21,8 +21,8 @@ use std::time::Duration;
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// The listen communicator of plugin `P`, from `listen` to `closeListen`. It keeps everything that `connect` needs, because NCCL's RMA
-/// layer passes `connect` another plugin's context.
+/// The listen communicator of plugin `P`, from `listen` to `closeListen`. It keeps everything that `connect` needs,
+/// because NCCL's RMA layer passes `connect` another plugin's context.
 pub struct ListenComm<P> {
     /// The plugin context.
     pub plugin: Arc<P>,
@@ -248,8 +248,8 @@ pub(crate) fn join(
     )))
 }
 
-/// Exchanges the parts of all ranks in `step`, and returns them by rank. A rank that failed passes its error as `part`, and the call then
-/// fails on all ranks. `encode` converts a part to bytes.
+/// Exchanges the parts of all ranks in `step`, and returns them by rank. A rank that failed passes its error as `part`,
+/// and the call then fails on all ranks. `encode` converts a part to bytes.
 ///
 /// # Errors
 /// The error in `part`, or an error of [`Ring::allgather`].

@@ -102,7 +102,8 @@ pub struct Config {
     pub metrics: Option<String>,
     /// FERROGIN_METRICS_INTERVAL: the time between writes of the file.
     pub metrics_interval: Duration,
-    /// Variables that begin with FERROGIN_ but aren't settings of the plugin or the host API: misspelt, or another program's.
+    /// Variables that begin with FERROGIN_ but aren't settings of the plugin or the host API: misspelt, or another
+    /// program's.
     pub unknown: Vec<String>,
 }
 
@@ -122,7 +123,8 @@ pub struct ConfigError {
 
 /// The largest FERROGIN_TIMEOUT and FERROGIN_WAIT_TIMEOUT in seconds: a day.
 const TIMEOUT_MAX: u64 = 86_400;
-/// The largest FERROGIN_METRICS_INTERVAL in seconds. A counter wraps at 2^31: 35 million requests per second on one queue.
+/// The largest FERROGIN_METRICS_INTERVAL in seconds. A counter wraps at 2^31: 35 million requests per second on one
+/// queue.
 const METRICS_INTERVAL_MAX: u64 = 60;
 
 impl Config {

@@ -77,12 +77,12 @@ pub struct Context {
     nranks: usize,
 }
 
-// SAFETY: the raw pointer in the device handle is the only field that is not `Send`. The host never dereferences it: it is a
-// device address that NCCL passes to kernels.
+// SAFETY: the raw pointer in the device handle is the only field that is not `Send`. The host never dereferences it: it
+// is a device address that NCCL passes to kernels.
 #[allow(unsafe_code)]
 unsafe impl Send for Context {}
-// SAFETY: the raw pointer in the device handle is the only field that is not `Sync`. The host never dereferences it, and
-// nothing changes it while the context is shared.
+// SAFETY: the raw pointer in the device handle is the only field that is not `Sync`. The host never dereferences it,
+// and nothing changes it while the context is shared.
 #[allow(unsafe_code)]
 unsafe impl Sync for Context {}
 
@@ -186,7 +186,8 @@ impl Context {
         for id in 0..shape.n_contexts {
             let at = id % rails.len();
             let rail = &rails[at];
-            // SAFETY: `Context` drops its endpoints before its memory (field order), and the memory has room for all contexts' counters.
+            // SAFETY: `Context` drops its endpoints before its memory (field order), and the memory has room for all
+            // contexts' counters.
             let context = unsafe { OneContext::open(coll, rail, &infos[at], shape, &memory, &mut next) }?;
             let mut addresses = context.addresses()?;
             let mut signals = EmulatedPeer::default();
@@ -254,14 +255,16 @@ impl Context {
                     cursor: block.map(|base| base.wrapping_add(cursor.next()).cast_const().cast()),
                     ..endpoint.words(&*self.memory.card, *start)
                 };
-                // SAFETY: the layouts of the block and the memory align the words. `self` drops the metrics guard before both.
+                // SAFETY: the layouts of the block and the memory align the words. `self` drops the metrics guard
+                // before both.
                 endpoints.push(unsafe { metrics::source::Endpoint::new(endpoint.role.into(), words) });
             }
             let rail = &coll.rails[id % coll.rails.len()];
             let emulated = self.signal_counts.get(id).cloned();
             sources.push((rail.index, rail.name(), endpoints, emulated));
         }
-        // SAFETY: `self` drops the guard before the block and the memory: it is the first field, and `close` drops it earlier.
+        // SAFETY: `self` drops the guard before the block and the memory: it is the first field, and `close` drops it
+        // earlier.
         let guard = unsafe { of_comm.contexts(sources) };
         *self.metrics.get_mut() = Some(guard);
     }
@@ -305,7 +308,8 @@ impl Context {
             let base = context.memory.card.device_address();
             let mut endpoints = Vec::with_capacity(one.endpoints.len());
             for endpoint in &one.endpoints {
-                // The value endpoint and the signal endpoints post values: inline in 128-byte requests, otherwise from the pool.
+                // The value endpoint and the signal endpoints post values: inline in 128-byte requests, otherwise from
+                // the pool.
                 let pooled = match endpoint.role {
                     Role::Value => !endpoint.wide(),
                     Role::Signal(_) => true,
@@ -421,8 +425,8 @@ impl Context {
         self.isolation.as_deref()
     }
 
-    /// Starts watching the context's queues and, with `peers`, the other ranks: waits end when a rank exits. `handle` is NCCL's handle for
-    /// the context.
+    /// Starts watching the context's queues and, with `peers`, the other ranks: waits end when a rank exits. `handle`
+    /// is NCCL's handle for the context.
     ///
     /// # Errors
     /// The watcher's thread doesn't start.
@@ -432,16 +436,16 @@ impl Context {
         let (mut endpoints, mut counters) = (Vec::new(), Vec::new());
         for (id, one) in self.contexts.iter().enumerate() {
             for endpoint in &one.endpoints {
-                // SAFETY: the counter is 8-byte aligned in `self.memory`, and only the card writes it. Its readers stop earlier: the guard
-                // in `self.watch` is dropped before the memory, and the registry forgets the counters when it removes NCCL's handle, before
-                // it drops its reference to the context.
+                // SAFETY: the counter is 8-byte aligned in `self.memory`, and only the card writes it. Its readers stop
+                // earlier: the guard in `self.watch` is dropped before the memory, and the registry forgets the
+                // counters when it removes NCCL's handle, before it drops its reference to the context.
                 let errors = endpoint.errors(&**memory).map(|word| unsafe { ErrorCounter::new(word) });
                 counters.extend(errors);
                 let (cq, sq) = (endpoint.cq, endpoint.sq);
                 endpoints.push(WatchedEndpoint {
                     name: (id, endpoint.role),
-                    // SAFETY: the ring stays mapped until the endpoint is dropped, after the guard in `self.watch`. The ring holds no
-                    // completions: kernels get the context only after this function.
+                    // SAFETY: the ring stays mapped until the endpoint is dropped, after the guard in `self.watch`. The
+                    // ring holds no completions: kernels get the context only after this function.
                     cq: unsafe { CqReader::new(cq.buffer, cq.entry_size, cq.num_entries) },
                     errors,
                     failures: endpoint.failures.clone(),
@@ -486,8 +490,8 @@ impl Context {
         Ok(())
     }
 
-    /// Stops watching, and removes the context from its communicator. Dropping the last reference closes the endpoints, so [`drain`] the
-    /// context first.
+    /// Stops watching, and removes the context from its communicator. Dropping the last reference closes the endpoints,
+    /// so [`drain`] the context first.
     pub fn close(&self, handle: *mut c_void) {
         let _span = trace::span("destroyContext", self.rank);
         drop(self.metrics.lock().take());
@@ -519,8 +523,8 @@ fn can_isolate(coll: &CollComm) -> bool {
     false
 }
 
-/// Returns the function that waiting threads call to make the card progress: the provider's, if it offers one. A GPU can't call a host
-/// function.
+/// Returns the function that waiting threads call to make the card progress: the provider's, if it offers one. A GPU
+/// can't call a host function.
 fn progress_for(device: DeviceKind, offered: impl FnOnce() -> Option<progress::Progress>) -> Option<Progress> {
     let offered = if device == DeviceKind::Cpu { offered() } else { None };
     offered.map(|progress::Progress { function, arg }| Progress { function, arg })

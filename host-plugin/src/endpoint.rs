@@ -42,7 +42,8 @@ impl Role {
     /// Returns the operations whose completions the endpoint's counter counts.
     fn counted_operations(self, signals: Signals) -> u64 {
         match (self, signals) {
-            // Kernels post gets on the data endpoint, and emulated signals as sends; one with a counter but no put on the counter's.
+            // Kernels post gets on the data endpoint, and emulated signals as sends; one with a counter but no put on
+            // the counter's.
             (Self::Data, Signals::Card) => bindings::FI_WRITE | bindings::FI_READ,
             (Self::Data, Signals::Emulated) => bindings::FI_WRITE | bindings::FI_READ | bindings::FI_SEND,
             (Self::Counter(_), Signals::Emulated) => bindings::FI_WRITE | bindings::FI_SEND,
@@ -75,7 +76,8 @@ impl fmt::Display for Role {
 
 /// The value of FI_OPT_EFA_RNR_RETRY for unlimited retries: a peer's receives may run out.
 const RETRY_FOREVER: usize = 7;
-/// The value for as many retries as end: a peer that is stopped posts no receives, and requests to it must end if other peers' are to go on.
+/// The value for as many retries as end: a peer that is stopped posts no receives, and requests to it must end if other
+/// peers' are to go on.
 const RETRY_LONG: usize = 6;
 /// Key for one line per card, if libfabric doesn't accept that value.
 const FEW_RETRIES: &str = "few retries";
@@ -178,7 +180,8 @@ impl Endpoint {
         let signal = match role {
             Role::Signal(_) => {
                 let place = location(memory, offsets.completed + COUNTER_STRIDE);
-                // SAFETY: the caller keeps the memory alive, and gives `offsets` and the stride after it only to this endpoint.
+                // SAFETY: the caller keeps the memory alive, and gives `offsets` and the stride after it only to this
+                // endpoint.
                 let signal = unsafe { Counter::open_ext(&rail.gda, place, None) };
                 Some(signal.map_err(failed("opening the signal counter"))?)
             }
@@ -214,9 +217,11 @@ impl Endpoint {
             Provider::Efa | Provider::Tcp | Provider::Verbs => Mapping::Mmio,
         };
         let bytes = sq.num_entries as usize * sq.entry_size as usize;
-        // SAFETY: the queue pair keeps the ring mapped, and `Self` drops the mapping before the queue pair (field order).
+        // SAFETY: the queue pair keeps the ring mapped, and `Self` drops the mapping before the queue pair (field
+        // order).
         let sq_map = unsafe { device.map(sq.buffer.cast::<c_void>(), bytes, mapping) }?;
-        // SAFETY: the queue pair keeps the doorbell mapped, and `Self` drops the mapping before the queue pair (field order).
+        // SAFETY: the queue pair keeps the doorbell mapped, and `Self` drops the mapping before the queue pair (field
+        // order).
         let db_map = unsafe { device.map(sq.doorbell.cast::<c_void>(), size_of::<u32>(), mapping) }?;
         Ok(Self {
             sq_map,
@@ -263,7 +268,8 @@ impl Endpoint {
         memory.host_address().map(|base| base.wrapping_add(self.offsets.errors).cast_const().cast())
     }
 
-    /// Returns the counters that have a host address, for metrics; without one, the watcher's count of errors. The caller adds the cursor.
+    /// Returns the counters that have a host address, for metrics; without one, the watcher's count of errors. The
+    /// caller adds the cursor.
     pub fn words(&self, memory: &dyn DeviceBuffer, start: Start) -> Words {
         let card = |offset: usize| memory.host_address().map(|base| base.wrapping_add(offset).cast_const().cast());
         let signal =

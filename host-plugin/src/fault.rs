@@ -1,7 +1,8 @@
 //! A GIN context's failure flag, which any thread can read without a lock.
 //!
-//! A context has failed when the watcher raised its flag, or when one of its error counters changed. Kernels read the same
-//! counters, so a query after a kernel's error always returns true. Counters in a GPU's memory are copied for each query.
+//! A context has failed when the watcher raised its flag, or when one of its error counters changed. Kernels read the
+//! same counters, so a query after a kernel's error always returns true. Counters in a GPU's memory are copied for each
+//! query.
 #![allow(unsafe_code)]
 
 use crate::device::{DeviceBuffer, DeviceError};
@@ -22,15 +23,16 @@ pub struct ErrorCounter {
 
 // SAFETY: any thread may read the counter. The caller of `new` keeps the memory alive, and all reads are atomic.
 unsafe impl Send for ErrorCounter {}
-// SAFETY: several threads may read the counter at once. The caller of `new` keeps the memory alive, and all reads are atomic.
+// SAFETY: several threads may read the counter at once. The caller of `new` keeps the memory alive, and all reads are
+// atomic.
 unsafe impl Sync for ErrorCounter {}
 
 impl ErrorCounter {
     /// Watches the counter at `address`. Its current value means no error.
     ///
     /// # Safety
-    /// `address` must be 8-byte aligned memory that only the card writes, and must outlive every use of the result. A [`FailureFlag`] uses
-    /// its counters until [`FailureFlag::close`] returns.
+    /// `address` must be 8-byte aligned memory that only the card writes, and must outlive every use of the result. A
+    /// [`FailureFlag`] uses its counters until [`FailureFlag::close`] returns.
     pub unsafe fn new(address: *const u64) -> Self {
         let mut counter = Self { address, first: 0 };
         counter.first = counter.read();
@@ -38,7 +40,8 @@ impl ErrorCounter {
     }
 
     fn read(&self) -> u64 {
-        // SAFETY: the caller of `new` keeps the memory alive and aligned. The card may write it at any time, and the access is atomic.
+        // SAFETY: the caller of `new` keeps the memory alive and aligned. The card may write it at any time, and the
+        // access is atomic.
         unsafe { AtomicU64::from_ptr(self.address.cast_mut()) }.load(Ordering::Relaxed)
     }
 
@@ -73,7 +76,8 @@ impl ErrorCounters {
     }
 }
 
-/// Distance between two counters in bytes: a cache line, because the card writes one counter while kernels read another.
+/// Distance between two counters in bytes: a cache line, because the card writes one counter while kernels read
+/// another.
 pub const COUNTER_STRIDE: usize = 64;
 
 /// Error counters in memory that only the driver reads, at distances of [`COUNTER_STRIDE`].
@@ -136,18 +140,20 @@ impl FailureFlag {
         if old.is_null() {
             return;
         }
-        // Later readers load the new list. Earlier readers finish soon: they wait for nothing but the driver, if for anything.
+        // Later readers load the new list. Earlier readers finish soon: they wait for nothing but the driver, if for
+        // anything.
         let began = Instant::now();
         while self.readers.load(Ordering::SeqCst) != 0 {
-            // SAFETY: the swap above gave the list to this call alone, which hasn't freed it; readers only have shared references.
+            // SAFETY: the swap above gave the list to this call alone, which hasn't freed it; readers only have shared
+            // references.
             if began.elapsed() > LIMIT && matches!(unsafe { &*old }, ErrorCounters::Device(_)) {
                 // The list and the memory are left to a reader that is stuck.
                 return;
             }
             std::thread::yield_now();
         }
-        // SAFETY: `set_counters` created the pointer from a box, and the swap above gave it to this call alone. No reader has it, since the
-        // number of readers was 0 after the swap.
+        // SAFETY: `set_counters` created the pointer from a box, and the swap above gave it to this call alone. No
+        // reader has it, since the number of readers was 0 after the swap.
         drop(unsafe { Box::from_raw(old) });
     }
 
@@ -182,7 +188,8 @@ impl FailureFlag {
     /// The caller must be counted in `readers`.
     fn has_changed(&self) -> bool {
         let counters = self.counters.load(Ordering::SeqCst);
-        // SAFETY: the pointer is null or a list that `replace` frees only when `readers` is 0; the caller is counted there.
+        // SAFETY: the pointer is null or a list that `replace` frees only when `readers` is 0; the caller is counted
+        // there.
         unsafe { counters.as_ref() }.is_some_and(ErrorCounters::has_changed)
     }
 }

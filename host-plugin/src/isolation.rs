@@ -1,12 +1,12 @@
 //! Isolation of peers: a lost rank ends only the requests to it.
 //!
-//! Whoever learns of a loss adds it to the communicator's [`LostRanks`]: the [ring](ferrogin_rendezvous::ring), whose other ranks say so, or
-//! a context's watch, whose card says so. Each context then marks the rank in its tables, so that posts to it are refused, and ends its
-//! kernels' waits until the program acknowledges the loss. The name comes first, then the marks, then the end of the waits, so a program
-//! that gets `FGIN_PEER_LOST` finds the name.
+//! Whoever learns of a loss adds it to the communicator's [`LostRanks`]: the [ring](ferrogin_rendezvous::ring), whose
+//! other ranks say so, or a context's watch, whose card says so. Each context then marks the rank in its tables, so
+//! that posts to it are refused, and ends its kernels' waits until the program acknowledges the loss. The name comes
+//! first, then the marks, then the end of the waits, so a program that gets `FGIN_PEER_LOST` finds the name.
 //!
-//! A failed request counts as ended in the kernels' waits. The watch says of each endpoint how many failures it has identified, after which
-//! kernels post on, and how many the program has acknowledged, after which flushes succeed.
+//! A failed request counts as ended in the kernels' waits. The watch says of each endpoint how many failures it has
+//! identified, after which kernels post on, and how many the program has acknowledged, after which flushes succeed.
 
 use crate::error::Error;
 use crate::kernel_words::{KernelWords, StopWord};
@@ -166,7 +166,8 @@ impl Isolation {
         self.state.lock().failures[endpoint].values().sum()
     }
 
-    /// Marks ranks that have been lost since the last call, ends the waits, and publishes the counts. Returns the ranks and reasons.
+    /// Marks ranks that have been lost since the last call, ends the waits, and publishes the counts. Returns the ranks
+    /// and reasons.
     pub fn publish(&self) -> Vec<(usize, String)> {
         let mut state = self.state.lock();
         let news = self.lost.news(&state.known);
@@ -242,7 +243,8 @@ mod tests {
     use crate::device::cpu::CpuDevice;
     use crate::device::{Device, DeviceBuffer, Use};
 
-    /// Memory with the targets of a context of three ranks, two for each, of which rank 0 lacks the second; then two endpoints' losses.
+    /// Memory with the targets of a context of three ranks, two for each, of which rank 0 lacks the second; then two
+    /// endpoints' losses.
     struct Memory(Arc<dyn DeviceBuffer>, Arc<StopWord>);
 
     const LOSSES: usize = 6 * TARGET;

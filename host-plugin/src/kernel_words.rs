@@ -1,9 +1,9 @@
 //! Words that kernels read in each round of a wait, and that the host writes while they run.
 //!
-//! A read of host memory takes a GPU about a microsecond, so the words are in the kernels' memory, and the host's write crosses PCIe instead.
-//! It's a store where the CPU can address that memory, also through GDRCopy. Otherwise it's a copy by the driver, in a thread of its own: a
-//! driver call may have to wait for another thread's call, which waits for a kernel that waits for this word's writer, and nobody else is to
-//! be stuck in it.
+//! A read of host memory takes a GPU about a microsecond, so the words are in the kernels' memory, and the host's write
+//! crosses PCIe instead. It's a store where the CPU can address that memory, also through GDRCopy. Otherwise it's a
+//! copy by the driver, in a thread of its own: a driver call may have to wait for another thread's call, which waits
+//! for a kernel that waits for this word's writer, and nobody else is to be stuck in it.
 #![allow(unsafe_code)]
 
 use crate::device::{Device, DeviceBuffer, DeviceError, WordMapping, bytes_of};
@@ -29,7 +29,8 @@ impl KernelWords {
         Self { buffer, mapping, writer: Mutex::new(None) }
     }
 
-    /// Writes the word at `offset`, which is a multiple of 4, and returns at once. Kernels see it soon, unless the driver is stuck.
+    /// Writes the word at `offset`, which is a multiple of 4, and returns at once. Kernels see it soon, unless the
+    /// driver is stuck.
     pub fn store(&self, offset: usize, value: u32) {
         if let Some(base) = self.buffer.host_address() {
             // SAFETY: the caller names an aligned word of the buffer, which kernels access atomically too.

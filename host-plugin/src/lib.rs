@@ -9,15 +9,16 @@
 //! | `regMrSym` | a [`window`] | regions of all rails |
 //! | `createContext` | a [`context`] | [`endpoint`]s, their [`memory`], and the device block ([`ferrogin_ffi::block`]) that kernels read |
 //!
-//! [`rma`] is NCCL's RMA plugin, `ncclRmaPlugin_v16` to `_v13`. It shares set-up, devices and messages with these modules.
+//! [`rma`] is NCCL's RMA plugin, `ncclRmaPlugin_v16` to `_v13`. It shares set-up, devices and messages with these
+//! modules.
 //!
 //! With FERROGIN_ON_PEER_FAILURE=isolate, [`isolation`] keeps a lost rank from ending the others.
 //!
 //! With FERROGIN_SIGNALS=emulated, the [`signal_proxy`] adds peers' signals to words in memory.
 //!
-//! [`device`] allocates device memory, on a GPU or on the CPU. The [`watcher`] drains the completion queues and reports errors, which
-//! [`fault`] keeps for `queryLastError`. [`shortage`] finds the process limit behind a failure. [`mod@trace`] writes the steps of set-up to
-//! a file, and [`metrics`] what is running.
+//! [`device`] allocates device memory, on a GPU or on the CPU. The [`watcher`] drains the completion queues and reports
+//! errors, which [`fault`] keeps for `queryLastError`. [`shortage`] finds the process limit behind a failure.
+//! [`mod@trace`] writes the steps of set-up to a file, and [`metrics`] what is running.
 //!
 //! The plugin only uses libfabric and its EFA operations, so hardware and the software card take the same path.
 pub mod abi;

@@ -11,8 +11,8 @@ use std::fmt::Arguments;
 use std::io::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Address of the logger that NCCL passed to the latest `init`, or 0. NCCL passes the same function each time, and passes no
-/// context to calls such as `devices`.
+/// Address of the logger that NCCL passed to the latest `init`, or 0. NCCL passes the same function each time, and
+/// passes no context to calls such as `devices`.
 static LOGGER: AtomicUsize = AtomicUsize::new(0);
 
 /// The level of a line.
@@ -58,8 +58,8 @@ pub fn write(level: Level, file: &'static str, line: u32, message: Arguments<'_>
     // SAFETY: `address` is not 0, and `set` stores only the addresses of `DebugLogger` functions.
     let logger: DebugLogger = unsafe { std::mem::transmute::<usize, DebugLogger>(address) };
     let Some(logger) = logger else { return };
-    // SAFETY: NCCL's logger takes a printf format and its arguments. The format "%s" takes one NUL-terminated string, and
-    // `text` lives until the call returns.
+    // SAFETY: NCCL's logger takes a printf format and its arguments. The format "%s" takes one NUL-terminated string,
+    // and `text` lives until the call returns.
     unsafe { logger(level, subsystem, file.as_ptr(), line as i32, c"%s".as_ptr(), text.as_ptr()) };
 }
 

@@ -11,8 +11,8 @@ use std::sync::Arc;
 
 /// The two allocations of a `createContext`.
 pub struct ContextMemory {
-    /// What kernels and the card access: scratch page, then value slots, then completion counters, then error counters, then the abort flag
-    /// and the record's address.
+    /// What kernels and the card access: scratch page, then value slots, then completion counters, then error counters,
+    /// then the abort flag and the record's address.
     pub card: Arc<dyn DeviceBuffer>,
     /// The first failure's record, which the host reads.
     pub record: Box<dyn DeviceBuffer>,
@@ -39,7 +39,8 @@ impl ContextMemory {
 /// Sizes that determine the offsets within [`ContextMemory`].
 #[derive(Debug, Clone, Copy)]
 pub struct MemoryLayout {
-    /// Page size in bytes; registered regions begin on a page. The first page is the scratch target, which only receives zero-byte writes.
+    /// Page size in bytes; registered regions begin on a page. The first page is the scratch target, which only
+    /// receives zero-byte writes.
     pub page: usize,
     /// Number of endpoints over all contexts.
     pub endpoints: usize,
@@ -106,8 +107,8 @@ impl RegisteredMemory {
         let register = |offset: usize, len: usize, access: u64| {
             let (region, kind) = region_of(&*memory.card, offset, len);
             let what = format!("registering {len} bytes of context memory with card {}", rail.name());
-            // SAFETY: the owner of `memory` drops the regions before the memory (the field order of `Context`, the order of
-            // locals in `card_check`), and no Rust reference covers the memory.
+            // SAFETY: the owner of `memory` drops the regions before the memory (the field order of `Context`, the
+            // order of locals in `card_check`), and no Rust reference covers the memory.
             unsafe { MemoryRegion::register_kind(&rail.domain, region, access, 0, kind) }.map_err(Error::fabric(what))
         };
         let local = bindings::FI_READ | bindings::FI_WRITE;

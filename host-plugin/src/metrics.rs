@@ -1,10 +1,11 @@
 //! FERROGIN_METRICS: what is running, as a file in Prometheus' text format.
 //!
-//! At each interval, a host thread wakes up and reads what kernels and cards maintain anyway: cursors, completion counters ([`source`]) and
-//! the cards' own statistics ([`card`]). Kernels don't execute a single extra instruction. The file is replaced as a whole, so a reader
-//! never sees half of it. docs/metrics.md says what each number counts.
+//! At each interval, a host thread wakes up and reads what kernels and cards maintain anyway: cursors, completion
+//! counters ([`source`]) and the cards' own statistics ([`card`]). Kernels don't execute a single extra instruction.
+//! The file is replaced as a whole, so a reader never sees half of it. docs/metrics.md says what each number counts.
 //!
-//! All plugins of a process with the same file share one writer. When the last of them goes away, it writes the file once more and exits.
+//! All plugins of a process with the same file share one writer. When the last of them goes away, it writes the file
+//! once more and exits.
 
 pub mod card;
 pub mod source;
@@ -178,7 +179,8 @@ pub struct Communicator {
 }
 
 impl Communicator {
-    /// Adds the contexts of a `createContext`: each one's rail, card name, where its endpoints count, and the signal proxy's counts.
+    /// Adds the contexts of a `createContext`: each one's rail, card name, where its endpoints count, and the signal
+    /// proxy's counts.
     ///
     /// # Safety
     /// The memory of all endpoints must stay mapped until the result is dropped.
@@ -223,7 +225,8 @@ impl Drop for Communicator {
     }
 }
 
-/// Contexts in the file. Dropping it adds their final numbers to those of closed contexts, and stops reading their memory.
+/// Contexts in the file. Dropping it adds their final numbers to those of closed contexts, and stops reading their
+/// memory.
 pub struct Guard {
     shared: Arc<Shared>,
     ids: Vec<u64>,
@@ -236,8 +239,8 @@ impl Drop for Guard {
     }
 }
 
-/// Returns this process's file: `{pid}` and `{rank}` are replaced with numbers. A name without either gets `-PID` before its extension, so
-/// that each rank on a host has its own file.
+/// Returns this process's file: `{pid}` and `{rank}` are replaced with numbers. A name without either gets `-PID`
+/// before its extension, so that each rank on a host has its own file.
 fn path(template: &str, pid: u32) -> Result<PathBuf, Error> {
     let invalid = |why: String| Error::Usage(format!("FERROGIN_METRICS={template}: {why}"));
     let given = Path::new(template);

@@ -1,7 +1,7 @@
 //! The version of the NCCL that loaded the plugin.
 //!
-//! `backendVersion` alone doesn't say which structs kernels read: two NCCL releases may use the same number for different structs. So the
-//! plugin also asks for NCCL's own version, and serves the pairs that it knows.
+//! `backendVersion` alone doesn't say which structs kernels read: two NCCL releases may use the same number for
+//! different structs. So the plugin also asks for NCCL's own version, and serves the pairs that it knows.
 #![allow(unsafe_code)]
 
 use crate::error::Error;
@@ -55,8 +55,9 @@ impl fmt::Display for NcclVersion {
     }
 }
 
-/// Checks in `init` that the GIN plugin can serve this NCCL's kernels, so that NCCL uses its proxy otherwise: NCCL 2.30 accepts a plugin of
-/// type EFA_GDA, and then creates no device communicator with it. Without a version, trusts the caller.
+/// Checks in `init` that the GIN plugin can serve this NCCL's kernels, so that NCCL uses its proxy otherwise: NCCL 2.30
+/// accepts a plugin of type EFA_GDA, and then creates no device communicator with it. Without a version, trusts the
+/// caller.
 ///
 /// # Errors
 /// The plugin knows no `backendVersion` of this release.
@@ -70,7 +71,8 @@ pub fn check_release(version: Option<NcclVersion>) -> Result<(), Error> {
     }
 }
 
-/// Checks that this NCCL's kernels read the structs that the plugin writes for `backend_version`. Without a version, trusts the number.
+/// Checks that this NCCL's kernels read the structs that the plugin writes for `backend_version`. Without a version,
+/// trusts the number.
 ///
 /// # Errors
 /// The plugin doesn't know this pair.

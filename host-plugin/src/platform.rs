@@ -1,7 +1,9 @@
-//! Facts about AWS instance types: which have completion counters that a GPU can read, and which drivers report the wrong link speed.
+//! Facts about AWS instance types: which have completion counters that a GPU can read, and which drivers report the
+//! wrong link speed.
 //!
-//! Source: aws-ofi-nccl as of August 2026 (`platform-aws.cpp`, `nccl_ofi_net.cpp`) declares the counters for p5en, p6-b200 and p6-b300, and
-//! none for p3dn, p4d, p4de, p5, p5e, p6e-gb200, g5, g6 and g7e. The list below omits p6e-gb200, whose declaration is only a default.
+//! Source: aws-ofi-nccl as of August 2026 (`platform-aws.cpp`, `nccl_ofi_net.cpp`) declares the counters for p5en,
+//! p6-b200 and p6-b300, and none for p3dn, p4d, p4de, p5, p5e, p6e-gb200, g5, g6 and g7e. The list below omits
+//! p6e-gb200, whose declaration is only a default.
 
 use std::path::Path;
 
@@ -40,7 +42,8 @@ impl Platform {
         })
     }
 
-    /// Returns a card's link speed in bits per second; `reported` is the driver's. Older drivers report 100 Gbit/s for p5en, which has 200.
+    /// Returns a card's link speed in bits per second; `reported` is the driver's. Older drivers report 100 Gbit/s for
+    /// p5en, which has 200.
     pub fn link_speed(&self, reported: Option<u64>) -> Option<u64> {
         if self.name.starts_with("p5en.") { Some(200_000_000_000) } else { reported }
     }

@@ -59,7 +59,8 @@ pub struct NetDevice {
     pci_path: Option<&'static CStr>,
 }
 
-/// The plugins of one kind that haven't been finalized, latest last: NCCL passes no context to `devices` and `getProperties`.
+/// The plugins of one kind that haven't been finalized, latest last: NCCL passes no context to `devices` and
+/// `getProperties`.
 pub(crate) struct Live<T>(Mutex<Vec<Weak<T>>>);
 
 impl<T> Live<T> {
@@ -89,7 +90,8 @@ impl Plugin {
     /// Reads the settings, finds the cards and checks them. Keeps no cards open.
     ///
     /// # Errors
-    /// An invalid setting; no libfabric, card or GPU; a card that can't open what `createContext` needs. Each message names its fix.
+    /// An invalid setting; no libfabric, card or GPU; a card that can't open what `createContext` needs. Each message
+    /// names its fix.
     pub fn open() -> Result<Arc<Self>, Error> {
         let config = Config::from_env()?;
         trace::start(config.trace.as_deref());
@@ -233,8 +235,8 @@ fn sysfs_of(address: impl Display) -> Option<PathBuf> {
     std::fs::canonicalize(format!("/sys/bus/pci/devices/{address}")).ok()
 }
 
-/// Returns the index in `cards` of the card that shares the most bridges with the GPU. GPUs with several equally near cards take turns, by
-/// `ordinal`.
+/// Returns the index in `cards` of the card that shares the most bridges with the GPU. GPUs with several equally near
+/// cards take turns, by `ordinal`.
 fn nearest(cards: &[Option<PathBuf>], gpu: &Path, ordinal: usize) -> Option<usize> {
     let shared = |card: &Option<PathBuf>| {
         card.as_ref().map(|card| card.iter().zip(gpu).take_while(|(card, gpu)| card == gpu).count())
@@ -244,7 +246,8 @@ fn nearest(cards: &[Option<PathBuf>], gpu: &Path, ordinal: usize) -> Option<usiz
     Some(equal[ordinal % equal.len()])
 }
 
-/// Returns the sysfs directory of the PCI switch above the card's own port. The GPU next to the card is below the same switch.
+/// Returns the sysfs directory of the PCI switch above the card's own port. The GPU next to the card is below the same
+/// switch.
 fn switch_of(card: &Info) -> Option<PathBuf> {
     sysfs_path(card)?.parent()?.parent().map(Path::to_owned)
 }
@@ -258,7 +261,8 @@ fn guid(card: &Info) -> u64 {
     hasher.finish()
 }
 
-/// Returns a copy of `text` that lives as long as the process, since NCCL keeps the pointer. Equal texts share one copy.
+/// Returns a copy of `text` that lives as long as the process, since NCCL keeps the pointer. Equal texts share one
+/// copy.
 fn intern(text: &str) -> &'static CStr {
     static ALL: Mutex<BTreeSet<&'static CStr>> = Mutex::new(BTreeSet::new());
     let text = CString::new(text.replace('\0', "?")).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! A rail: a card as used by one communicator. All the communicator's contexts and windows share the card's domain and address vector, so
-//! each peer's card is inserted once per `createContext`, however many endpoints post to it.
+//! A rail: a card as used by one communicator. All the communicator's contexts and windows share the card's domain and
+//! address vector, so each peer's card is inserted once per `createContext`, however many endpoints post to it.
 
 use crate::address::EndpointAddress;
 use crate::cards::CardQuery;
@@ -43,8 +43,8 @@ impl Rail {
         self.info.domain_name()
     }
 
-    /// Inserts peers' endpoints into the address vector until the result is dropped. Also returns the index of the first address that
-    /// libfabric refused, if any, and the reason.
+    /// Inserts peers' endpoints into the address vector until the result is dropped. Also returns the index of the
+    /// first address that libfabric refused, if any, and the reason.
     ///
     /// # Errors
     /// libfabric refuses all addresses.
@@ -226,7 +226,8 @@ impl Rail {
         let mut info = matching.ok_or_else(|| ferrogin_libfabric::Error::Argument {
             what: format!("libfabric no longer offers card {name}"),
         })?;
-        // libfabric 2.6 ignores this class in hints, and reads it from the info that an endpoint is opened with: see fi_efa(7).
+        // libfabric 2.6 ignores this class in hints, and reads it from the info that an endpoint is opened with: see
+        // fi_efa(7).
         if options.tclass == bindings::FI_TC_LOW_LATENCY {
             info.set_tclass(options.tclass);
         }

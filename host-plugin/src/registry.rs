@@ -1,7 +1,7 @@
 //! The handles that NCCL and host API users get.
 //!
-//! A handle encodes a kind, a slot and a generation; it's not an address. The registry refuses a wrong or stale handle, or one of another
-//! kind, without dereferencing it, and a closed handle never names a later object.
+//! A handle encodes a kind, a slot and a generation; it's not an address. The registry refuses a wrong or stale handle,
+//! or one of another kind, without dereferencing it, and a closed handle never names a later object.
 
 use crate::fault::{ErrorCounters, FailureFlag};
 use parking_lot::{Mutex, MutexGuard};
@@ -94,7 +94,8 @@ pub enum HandleError {
     },
 }
 
-/// A handle has the kind in bits 0..4, the slot in 4..24, the generation in 24..62, and bit 62 set so that it's never a small number.
+/// A handle has the kind in bits 0..4, the slot in 4..24, the generation in 24..62, and bit 62 set so that it's never a
+/// small number.
 const SLOT_BITS: u32 = 20;
 const SLOT_SHIFT: u32 = 4;
 const GENERATION_SHIFT: u32 = SLOT_SHIFT + SLOT_BITS;
@@ -103,17 +104,19 @@ const GENERATION_BITS: u32 = 62 - GENERATION_SHIFT;
 const PLACES: usize = 1 << SLOT_BITS;
 const MARK: u64 = 1 << 62;
 
-/// The process that has open handles; 0 if there is none. A process that it forks inherits the memory, and perhaps a lock that another
-/// thread held, but not the threads behind the handles.
+/// The process that has open handles; 0 if there is none. A process that it forks inherits the memory, and perhaps a
+/// lock that another thread held, but not the threads behind the handles.
 static OWNER: AtomicU32 = AtomicU32::new(0);
 
-/// Returns the process whose open handles this one inherited through `fork`; `None` in that process itself, or if it had none open.
+/// Returns the process whose open handles this one inherited through `fork`; `None` in that process itself, or if it
+/// had none open.
 pub fn forked_from() -> Option<u32> {
     let owner = OWNER.load(Ordering::Relaxed);
     (owner != 0 && owner != process()).then_some(owner)
 }
 
-/// This process's id, 0 if not known yet. Every call on the RMA plugin's data path needs it, and getpid is a system call.
+/// This process's id, 0 if not known yet. Every call on the RMA plugin's data path needs it, and getpid is a system
+/// call.
 static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 extern "C" fn forget_process() {
@@ -140,11 +143,12 @@ fn process() -> u32 {
 const BLOCK: usize = 1024;
 static SLOTS: [OnceLock<Box<[Slot]>>; PLACES / BLOCK] = [const { OnceLock::new() }; PLACES / BLOCK];
 
-/// One object at a time. NCCL's threads look up their contexts in each call on the RMA plugin's data path, and must not share a cache line.
+/// One object at a time. NCCL's threads look up their contexts in each call on the RMA plugin's data path, and must not
+/// share a cache line.
 ///
-/// Every call compares its handle with the slot's before it takes a lock, so a closed handle never waits for the object that has the slot
-/// now. A call that uses an object from [`insert_owned`] holds `owned` and may look up shared objects meanwhile; `shared` is only held to
-/// clone, open and close.
+/// Every call compares its handle with the slot's before it takes a lock, so a closed handle never waits for the object
+/// that has the slot now. A call that uses an object from [`insert_owned`] holds `owned` and may look up shared objects
+/// meanwhile; `shared` is only held to clone, open and close.
 #[derive(Default)]
 #[repr(align(128))]
 struct Slot {
@@ -273,15 +277,16 @@ pub fn insert<T: Any + Send + Sync>(kind: Kind, object: Arc<T>) -> Option<*mut c
     Some(handle)
 }
 
-/// Creates a handle for an object that one thread at a time uses, through [`with`]; returns `None` if a million handles are open.
+/// Creates a handle for an object that one thread at a time uses, through [`with`]; returns `None` if a million handles
+/// are open.
 pub fn insert_owned<T: Any + Send>(kind: Kind, object: T) -> Option<*mut c_void> {
     let (slot, handle) = take_slot(kind)?;
     slot.open(&slot.owned, Box::new(object), handle);
     Some(handle)
 }
 
-/// Calls `body` with the object behind a handle from [`insert_owned`]. Meanwhile no other thread can use or close it. `body` may look up
-/// shared objects, but must not call `with`.
+/// Calls `body` with the object behind a handle from [`insert_owned`]. Meanwhile no other thread can use or close it.
+/// `body` may look up shared objects, but must not call `with`.
 pub fn with<T: Any, R>(handle: *const c_void, kind: Kind, body: impl FnOnce(&mut T) -> R) -> Result<R, HandleError> {
     slot_of(handle, kind)?.with(handle, body).ok_or_else(|| refusal(handle, kind))
 }
@@ -348,7 +353,8 @@ pub fn fault_is_known(handle: *const c_void, kind: Kind) -> bool {
     slot_of(handle, kind).is_ok_and(|slot| slot.flag.state(generation_of(handle)) == Some(true))
 }
 
-/// Returns true if a context has failed. Takes no lock: NCCL calls this from any thread while other threads use and close contexts.
+/// Returns true if a context has failed. Takes no lock: NCCL calls this from any thread while other threads use and
+/// close contexts.
 pub fn fault(handle: *const c_void, kind: Kind) -> Result<bool, HandleError> {
     let failed = slot_of(handle, kind)?.flag.failed(generation_of(handle));
     failed.ok_or_else(|| refusal(handle, kind))

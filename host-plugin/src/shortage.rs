@@ -1,7 +1,8 @@
 //! What the process has run out of when a call fails: descriptors, memory, room for shared memory, or threads.
 //!
-//! A failure at a limit often has another code or none: libfabric reports a provider that doesn't load as no provider, the dynamic linker
-//! gives only text, and a peer that can't be accepted is silent. So if no code names the limit, the limits are probed.
+//! A failure at a limit often has another code or none: libfabric reports a provider that doesn't load as no provider,
+//! the dynamic linker gives only text, and a peer that can't be accepted is silent. So if no code names the limit, the
+//! limits are probed.
 #![allow(unsafe_code)]
 
 use crate::device::DeviceError;
@@ -13,8 +14,8 @@ use std::fmt;
 
 /// Descriptors that a failed call may have held and closed again.
 const DESCRIPTORS: usize = 32;
-/// Bytes that a failed call may have mapped and unmapped again: libfabric with its providers, an endpoint's packet buffers, or the heap
-/// that the allocator reserves for a thread.
+/// Bytes that a failed call may have mapped and unmapped again: libfabric with its providers, an endpoint's packet
+/// buffers, or the heap that the allocator reserves for a thread.
 const MEMORY: usize = 128 << 20;
 /// More than the size of the memory file between two software cards on one host.
 const SHARED_MEMORY: u64 = 2 << 20;

@@ -61,8 +61,8 @@
 //! memory. It's counted in `ferrogin_signals_refused_total`; at most every ten seconds, a WARN line names the first one
 //! and says how many others there were.
 //!
-//! **A signal proxy that exits or lags.** It counts its rounds. If it has exited, or has begun none for 5 s (as long as a
-//! card may stay silent), the watcher raises the abort flag of all emulated contexts, with one WARN line per
+//! **A signal proxy that exits or lags.** It counts its rounds. If it has exited, or has begun none for 5 s (as long as
+//! a card may stay silent), the watcher raises the abort flag of all emulated contexts, with one WARN line per
 //! `createContext`, and closes the inboxes; one that the signal proxy is using at that moment is closed by it when it
 //! returns. `destroyContext`, `deregMrSym` and `closeColl` wait for the end of its round. While it lags for less than
 //! that, senders are slower and nothing is lost.
@@ -88,7 +88,8 @@ const POLL: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)
 const IDLE_ROUNDS: u32 = 64;
 /// Time without a round after which the signal proxy counts as lagging: as long as a card may be silent.
 const LAG: Duration = Duration::from_secs(5);
-/// The most that the time between two checks counts for: if it's longer, as in a stopped process, the watcher didn't run either.
+/// The most that the time between two checks counts for: if it's longer, as in a stopped process, the watcher didn't
+/// run either.
 const MAX_STEP: Duration = Duration::from_millis(50);
 
 /// An inbox that the signal proxy serves.
@@ -106,7 +107,8 @@ impl Served {
         self.inbox.lock()
     }
 
-    /// Closes the inbox, after which peers' requests to it fail. If the signal proxy is using it, the proxy closes it when it's done.
+    /// Closes the inbox, after which peers' requests to it fail. If the signal proxy is using it, the proxy closes it
+    /// when it's done.
     pub fn close(&self) {
         self.closing.store(true, Ordering::Release);
         let inbox = self.lock().take();
@@ -193,17 +195,19 @@ fn table() -> MutexGuard<'static, Table> {
     TABLE.lock()
 }
 
-/// Waits until the signal proxy has left any round that began before this call, which lasts as long as the driver calls in it.
+/// Waits until the signal proxy has left any round that began before this call, which lasts as long as the driver calls
+/// in it.
 pub fn wait_out() {
     let Some(shared) = table().thread.as_ref().map(|thread| thread.shared.clone()) else { return };
     drop(shared.round.lock());
 }
 
-/// Waits until the signal proxy has added the signals that had arrived before this call, in all contexts of the process. Gives up on a
-/// signal proxy that has stopped.
+/// Waits until the signal proxy has added the signals that had arrived before this call, in all contexts of the
+/// process. Gives up on a signal proxy that has stopped.
 pub fn catch_up() {
-    // A card may count a signal as delivered shortly before it writes the completion, so one empty round isn't enough. The round that is in
-    // progress now may be a third. A peer that keeps sending leaves no round empty; the completion queue holds no more than this many rounds.
+    // A card may count a signal as delivered shortly before it writes the completion, so one empty round isn't enough.
+    // The round that is in progress now may be a third. A peer that keeps sending leaves no round empty; the completion
+    // queue holds no more than this many rounds.
     let has_caught_up = |[rounds, empty]: [u64; 2], [first, first_empty]: [u64; 2]| {
         empty >= first_empty + 3 || rounds >= first + 3 + (inbox::DEPTH / inbox::BATCH) as u64
     };
@@ -276,7 +280,8 @@ impl Drop for Guard {
         drop(table);
         thread.shared.stop.store(true, Ordering::Release);
         let _ = thread.shared.wake.write(1);
-        // NCCL may unload this library next, so the thread must have exited. It has no inbox, so no driver call holds it up.
+        // NCCL may unload this library next, so the thread must have exited. It has no inbox, so no driver call holds
+        // it up.
         let _ = thread.handle.join();
     }
 }
@@ -311,7 +316,8 @@ fn run(shared: &Shared) {
     }
 }
 
-/// Sleeps until an inbox has an event, [`serve`] is called, or the thread is stopped. `pause` is the sleep if an inbox has no events.
+/// Sleeps until an inbox has an event, [`serve`] is called, or the thread is stopped. `pause` is the sleep if an inbox
+/// has no events.
 fn sleep(served: &[Arc<Served>], wake: &EventFd, pause: &mut Duration) {
     let entry = |fd| libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
     let mut fds = vec![entry(wake.as_fd().as_raw_fd())];
@@ -399,7 +405,8 @@ mod tests {
         (shared, end)
     }
 
-    /// Calls `body` with the watcher's check of a context with emulated signals, at any given time: true once its waits are aborted.
+    /// Calls `body` with the watcher's check of a context with emulated signals, at any given time: true once its waits
+    /// are aborted.
     fn with_watched_context(body: impl FnOnce(&mut dyn FnMut(Instant) -> bool, Instant)) {
         let (handle, began) = (registry::insert(Kind::Context, Arc::new(())).unwrap(), Instant::now());
         let served = Arc::new(Served::new(None));

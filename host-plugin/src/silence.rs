@@ -2,7 +2,8 @@
 
 use std::time::{Duration, Instant};
 
-/// The most that the time between two checks counts for: if it's longer, as in a stopped process, the card didn't run either.
+/// The most that the time between two checks counts for: if it's longer, as in a stopped process, the card didn't run
+/// either.
 const MAX_STEP: Duration = Duration::from_millis(50);
 
 /// The time since the last progress.

@@ -1,7 +1,7 @@
 //! FERROGIN_TRACE: set-up steps with their durations, as a Chrome trace (chrome://tracing, ui.perfetto.dev).
 //!
-//! All processes with the same FERROGIN_TRACE share one file: a JSON array, complete after every step. Each process appends under a file
-//! lock, to the steps of an earlier run too.
+//! All processes with the same FERROGIN_TRACE share one file: a JSON array, complete after every step. Each process
+//! appends under a file lock, to the steps of an earlier run too.
 
 use ferrogin_rendezvous::open_own_file;
 use nix::errno::Errno;
@@ -19,7 +19,8 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 const END: &[u8] = b"\n]\n";
 /// Pause between two attempts to lock the file.
 const LOCK_PAUSE: Duration = Duration::from_millis(1);
-/// Attempts of a step to lock the file: a second. A count, because the other process may have been stopped along with this one.
+/// Attempts of a step to lock the file: a second. A count, because the other process may have been stopped along with
+/// this one.
 const LOCK_ATTEMPTS: u32 = 1000;
 
 struct Sink {
@@ -37,7 +38,8 @@ impl Sink {
         Ok(sink)
     }
 
-    /// Locks the file against other processes until the result is dropped. Gives up after a second: a stopped process may hold the lock.
+    /// Locks the file against other processes until the result is dropped. Gives up after a second: a stopped process
+    /// may hold the lock.
     fn lock(&self) -> io::Result<Flock<File>> {
         let mut file = self.file.try_clone()?;
         for _ in 0..LOCK_ATTEMPTS {
@@ -78,7 +80,8 @@ impl Sink {
         written.inspect_err(|_| drop(self.remove_part(at)))
     }
 
-    /// Restores the end at `at`, after a failed write of a step. This works on a full disk: the end goes back to where it was.
+    /// Restores the end at `at`, after a failed write of a step. This works on a full disk: the end goes back to where
+    /// it was.
     fn remove_part(&self, at: u64) -> io::Result<()> {
         if at == 0 {
             return self.file.set_len(0);
@@ -96,14 +99,15 @@ struct Trace {
 
 static TRACE: Mutex<Trace> = Mutex::new(Trace { path: None, sink: None });
 
-/// Returns one moment on the system clock, which the trace shows, and on the steady clock, which measures. Ranks' steps line up if their
-/// hosts' system clocks agree.
+/// Returns one moment on the system clock, which the trace shows, and on the steady clock, which measures. Ranks' steps
+/// line up if their hosts' system clocks agree.
 fn origin() -> (Duration, Instant) {
     static ORIGIN: OnceLock<(Duration, Instant)> = OnceLock::new();
     *ORIGIN.get_or_init(|| (SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default(), Instant::now()))
 }
 
-/// Starts writing to `path`; `None` stops. A file that can't be written causes one WARN line, and the job continues without a trace.
+/// Starts writing to `path`; `None` stops. A file that can't be written causes one WARN line, and the job continues
+/// without a trace.
 pub fn start(path: Option<&Path>) {
     let mut trace = TRACE.lock();
     if trace.path.as_deref() != path {

@@ -1,9 +1,12 @@
-//! The watcher: a host thread that drains all contexts' completion queues and reports failed requests. Between collective calls it also
-//! tells the next rank of each communicator that this process runs, so that ranks in a call wait for a late one.
+//! The watcher: a host thread that drains all contexts' completion queues and reports failed requests. Between
+//! collective calls it also tells the next rank of each communicator that this process runs, so that ranks in a call
+//! wait for a late one.
 //!
-//! Kernels don't poll completion queues. The watcher reads the entries, because a failed request's entry has the reason. Error counters
-//! show a failure even if its entry is lost: the watcher reads those with a host address, and kernels and queries the others. A context's first failure logs one WARN line, raises the context's fault flag for good, and
-//! ends every wait of the context's kernels through the abort flag. The thread runs as long as the process has a communicator.
+//! Kernels don't poll completion queues. The watcher reads the entries, because a failed request's entry has the
+//! reason. Error counters show a failure even if its entry is lost: the watcher reads those with a host address, and
+//! kernels and queries the others. A context's first failure logs one WARN line, raises the context's fault flag for
+//! good, and ends every wait of the context's kernels through the abort flag. The thread runs as long as the process
+//! has a communicator.
 #![allow(unsafe_code)]
 
 use crate::endpoint::Role;
@@ -29,13 +32,15 @@ use std::time::{Duration, Instant};
 
 /// Pause after a round that found something.
 const PAUSE: Duration = Duration::from_millis(1);
-/// Longest pause while nothing is found. A failure ends the waits on its own endpoint at once, and all others within this time.
+/// Longest pause while nothing is found. A failure ends the waits on its own endpoint at once, and all others within
+/// this time.
 const PAUSE_IDLE: Duration = Duration::from_millis(50);
 /// Time between checks of the other ranks.
 const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 /// The same in a ring that goes on without ranks that go, where each rank passes the news on.
 const NEWS_INTERVAL: Duration = Duration::from_millis(10);
-/// How long the other ranks have to say that a rank is gone which a failed request may be due to: longer than news take to all ranks.
+/// How long the other ranks have to say that a rank is gone which a failed request may be due to: longer than news take
+/// to all ranks.
 const SUSPECT_LIMIT: Duration = Duration::from_secs(2);
 /// What to do after a context's first failure. NCCL's programs have no handle of the context.
 const UNUSABLE: &str = "This context is now unusable: destroy it on all ranks, or with NCCL the communicator";
@@ -74,8 +79,9 @@ impl CqReader {
     /// Returns the phase that entry number `n`'s slot has now.
     fn phase_at(&self, n: u32) -> bool {
         let flags_at = self.slot(n).wrapping_add(core::mem::offset_of!(CdescCommon, flags));
-        // SAFETY: the mask keeps the address within the ring, which the caller of `new` keeps mapped. The card may be writing the byte, and
-        // the access is atomic. The card writes this byte last, so the acquire orders the reads of the entry.
+        // SAFETY: the mask keeps the address within the ring, which the caller of `new` keeps mapped. The card may be
+        // writing the byte, and the access is atomic. The card writes this byte last, so the acquire orders the reads
+        // of the entry.
         unsafe { AtomicU8::from_ptr(flags_at.cast_mut()) }.load(Ordering::Acquire) & 1 == 1
     }
 
@@ -84,8 +90,8 @@ impl CqReader {
         let mut bytes = [0; CdescCommon::SIZE];
         for (i, byte) in bytes.iter_mut().enumerate() {
             let at = self.slot(n).wrapping_add(i).cast_mut();
-            // SAFETY: the mask keeps the address within the ring, which the caller of `new` keeps mapped. The access is atomic, because the
-            // card may be writing the next lap's entry; the bytes may then come from two entries.
+            // SAFETY: the mask keeps the address within the ring, which the caller of `new` keeps mapped. The access is
+            // atomic, because the card may be writing the next lap's entry; the bytes may then come from two entries.
             *byte = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
         }
         CdescCommon::from_bytes(&bytes)
@@ -106,8 +112,8 @@ impl CqReader {
         Some(entry)
     }
 
-    /// Skips to the oldest entry in the ring after the card has overwritten unread entries. The card wrote the slots before that entry in
-    /// its current lap, and the others in the lap before.
+    /// Skips to the oldest entry in the ring after the card has overwritten unread entries. The card wrote the slots
+    /// before that entry in its current lap, and the others in the lap before.
     fn skip_overwritten(&mut self) {
         let newest = self.phase_at(0);
         let oldest = (1..=self.mask).find(|slot| self.phase_at(*slot) != newest).unwrap_or(0);
@@ -144,8 +150,8 @@ impl RingView {
         let mut bytes = [0; TxMetaDesc::SIZE];
         for (i, byte) in bytes.iter_mut().enumerate() {
             let at = slot.wrapping_add(i).cast_mut();
-            // SAFETY: the address is within the ring, which the endpoint keeps mapped until its watch ends. The access is atomic,
-            // because kernels may be writing the ring. The result is only a hint for a message.
+            // SAFETY: the address is within the ring, which the endpoint keeps mapped until its watch ends. The access
+            // is atomic, because kernels may be writing the ring. The result is only a hint for a message.
             *byte = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
         }
         TxMetaDesc::from_bytes(&bytes)
@@ -221,7 +227,8 @@ struct RingWatch {
 }
 
 impl RingWatch {
-    /// Looks for ranks that have ended, and tells the next rank that this process runs. A collective call in progress does both itself.
+    /// Looks for ranks that have ended, and tells the next rank that this process runs. A collective call in progress
+    /// does both itself.
     fn check_timeouts(&mut self, now: Instant) {
         if self.next.is_some_and(|next| now < next) {
             return;
@@ -263,13 +270,13 @@ pub enum Report {
     Done,
 }
 
-// SAFETY: any thread may use the pointers to rings, counters and the record. The context drops its `Guard`, which ends the watch, before it
-// frees them, and every access is atomic.
+// SAFETY: any thread may use the pointers to rings, counters and the record. The context drops its `Guard`, which ends
+// the watch, before it frees them, and every access is atomic.
 unsafe impl Send for Watch {}
 
 impl Watch {
-    /// Drains every queue, reads every error counter once, and checks the signal proxy and the other ranks. Returns true if a queue had
-    /// completions, or if a failure's entry may follow.
+    /// Drains every queue, reads every error counter once, and checks the signal proxy and the other ranks. Returns
+    /// true if a queue had completions, or if a failure's entry may follow.
     pub(crate) fn round(&mut self, now: Instant) -> bool {
         let mut busy = false;
         let mut failure = None;
@@ -345,7 +352,8 @@ impl Watch {
             Report::Counted(_, Some(i)) if !self.has_unread_failure(i) => self.report = Report::Clean,
             Report::Counted(rounds, i) if rounds >= ENTRY_ROUNDS => {
                 self.fail();
-                // The card may have overwritten whole laps, which the phase does not show, so the search covers whole rings.
+                // The card may have overwritten whole laps, which the phase does not show, so the search covers whole
+                // rings.
                 let failure = |i: usize| self.endpoints[i].cq.failure().map(|entry| (i, entry));
                 let found = i.map_or_else(|| (0..self.endpoints.len()).find_map(failure), failure);
                 let text = found.map(|(i, entry)| format!("{}. {UNUSABLE}", self.describe(i, entry))).unwrap_or_else(|| {
@@ -377,7 +385,8 @@ impl Watch {
         }
     }
 
-    /// Sorts failed requests by their peers, and tells the kernels of lost ranks. Returns a failure that isn't due to one.
+    /// Sorts failed requests by their peers, and tells the kernels of lost ranks. Returns a failure that isn't due to
+    /// one.
     fn isolate(
         &mut self,
         isolation: &Isolation,
@@ -499,8 +508,9 @@ impl Watch {
         index.filter(|_| request.qkey != 0).map(|index| index % self.nranks)
     }
 
-    /// Names the peer of request `id`, for messages. ferrogin's device code uses the peer's rank as the ID. NCCL's uses the thread's
-    /// number, so the requests in a readable ring take precedence, and without one the message says that the rank is a guess.
+    /// Names the peer of request `id`, for messages. ferrogin's device code uses the peer's rank as the ID. NCCL's uses
+    /// the thread's number, so the requests in a readable ring take precedence, and without one the message says that
+    /// the rank is a guess.
     fn peers(&self, i: usize, id: u16) -> String {
         let endpoint = &self.endpoints[i];
         let requests = endpoint.ring.into_iter().flat_map(RingView::requests).filter(|request| request.req_id == id);
@@ -524,7 +534,8 @@ impl Watch {
 fn read_failure(at: *mut Record) -> Option<Failure> {
     let read = |offset: usize, order| {
         let word = at.wrapping_byte_add(offset).cast();
-        // SAFETY: the record is 8-byte aligned, and the context frees it after the watch. Kernels access it atomically too.
+        // SAFETY: the record is 8-byte aligned, and the context frees it after the watch. Kernels access it atomically
+        // too.
         unsafe { AtomicU64::from_ptr(word) }.load(order)
     };
     // Acquire: the kernel writes this word last.
@@ -602,8 +613,8 @@ pub fn watch(watch: Watch) -> Result<Guard, Error> {
     add(|table, id| drop(table.watches.insert(id, watch)))
 }
 
-/// Starts checking a communicator's ring, between its collective calls, and reports a lost rank in `lost`, or all that are lost in
-/// `lost_ranks` if the ring goes on. The caller drops the guard before the ring.
+/// Starts checking a communicator's ring, between its collective calls, and reports a lost rank in `lost`, or all that
+/// are lost in `lost_ranks` if the ring goes on. The caller drops the guard before the ring.
 ///
 /// # Errors
 /// The thread doesn't start.
@@ -623,8 +634,9 @@ fn add(insert: impl FnOnce(&mut Table, u64)) -> Result<Guard, Error> {
     let id = table.next;
     table.next += 1;
     insert(&mut table, id);
-    // Here and not earlier: the functions run in reverse order, and the driver, whose own function frees the memory, is in use by now.
-    // SAFETY: the function takes no arguments, and the library stays loaded (build.rs), so the function does too.
+    // Here and not earlier: the functions run in reverse order, and the driver, whose own function frees the memory, is
+    // in use by now. SAFETY: the function takes no arguments, and the library stays loaded (build.rs), so the function
+    // does too.
     static AT_EXIT: LazyLock<c_int> = LazyLock::new(|| unsafe { libc::atexit(finish_at_exit) });
     let _ = *AT_EXIT;
     Ok(Guard(id))

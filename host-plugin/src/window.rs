@@ -38,7 +38,8 @@ pub struct Prepared {
     adds: Option<(Adds, Option<WordMapping>)>,
 }
 
-/// A window's entry in the list that emulated signals may name, until dropped. Afterwards the signal proxy no longer accesses its memory.
+/// A window's entry in the list that emulated signals may name, until dropped. Afterwards the signal proxy no longer
+/// accesses its memory.
 struct Listed {
     windows: Arc<Windows>,
     /// Rail and remote key.
@@ -100,7 +101,8 @@ impl Window {
         Self::exchange(coll, data, size, Ok(memory))
     }
 
-    /// The first, local half of [`register`](Self::register): checks the arguments, and finds out how cards register the memory.
+    /// The first, local half of [`register`](Self::register): checks the arguments, and finds out how cards register
+    /// the memory.
     ///
     /// # Errors
     /// The arguments are invalid; the memory isn't mapped.
@@ -112,7 +114,8 @@ impl Window {
         Ok(Prepared { memory, adds: emulated.then(adds) })
     }
 
-    /// The second, collective half of [`register`](Self::register). If `prepared` is an error, the call fails on all ranks.
+    /// The second, collective half of [`register`](Self::register). If `prepared` is an error, the call fails on all
+    /// ranks.
     ///
     /// # Errors
     /// The error in `prepared`; a card refuses the memory; another rank failed.
@@ -157,7 +160,8 @@ impl Window {
         Ok(Self { table, _listed: listed, _regions: regions, sizes })
     }
 
-    /// Returns the `ncclGinWindow_t` for kernels: the device address of an array of `MrHandle` pointers, one for each rail.
+    /// Returns the `ncclGinWindow_t` for kernels: the device address of an array of `MrHandle` pointers, one for each
+    /// rail.
     pub fn device_address(&self) -> u64 {
         self.table.device_address()
     }
@@ -168,8 +172,8 @@ impl Window {
     }
 }
 
-/// If a window's words would be copied, maps the window for the CPU instead, where this machine can, until the mapping is dropped. Warns,
-/// once per process, that a reset may be lost either way.
+/// If a window's words would be copied, maps the window for the CPU instead, where this machine can, until the mapping
+/// is dropped. Warns, once per process, that a reset may be lost either way.
 pub(crate) fn map_words(
     device: &dyn Device,
     adds: Adds,
@@ -262,8 +266,8 @@ fn register_rails(
             )
         };
         let (region, kind) = region_of(memory, data, size);
-        // SAFETY: NCCL keeps the memory allocated until deregMrSym or closeColl, which drop the region. NCCL's user registers the memory
-        // for kernels and peers to write, and this library holds no reference into it.
+        // SAFETY: NCCL keeps the memory allocated until deregMrSym or closeColl, which drop the region. NCCL's user
+        // registers the memory for kernels and peers to write, and this library holds no reference into it.
         let region = unsafe { MemoryRegion::register_kind(&rail.domain, region, ACCESS, 0, kind) }
             .map_err(Error::fabric(what()))?;
         let keys = rail.keys(&region)?;

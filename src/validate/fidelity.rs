@@ -110,7 +110,8 @@ fn observe(seen: &mut Observed) -> Result<(), String> {
             completed: base + place * COUNTER_STRIDE,
             errors: layout.errors() + number * COUNTER_STRIDE,
         };
-        // SAFETY: `memory` lives until the end of this function, longer than the endpoints, and no two of them share offsets.
+        // SAFETY: `memory` lives until the end of this function, longer than the endpoints, and no two of them share
+        // offsets.
         unsafe {
             Endpoint::open(
                 &rail,

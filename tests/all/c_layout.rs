@@ -1,7 +1,7 @@
 //! Generates `ferrogin/layout.h` from the Rust definitions, so that these and the C++ headers can't drift apart.
 //!
-//! The test fails if the checked-in header is out of date; `FERROGIN_REFRESH=1` rewrites it. C++ checks the numbers against NCCL's own
-//! structs wherever `ferrogin/nccl_gin.cuh` is compiled.
+//! The test fails if the checked-in header is out of date; `FERROGIN_REFRESH=1` rewrites it. C++ checks the numbers
+//! against NCCL's own structs wherever `ferrogin/nccl_gin.cuh` is compiled.
 
 use efa_dp_direct::queue::{QpV0, QpV1, RqV0, SqV0, SqV1, WqV0, WrCtxV0};
 use ferrogin_ffi::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};

@@ -1,4 +1,5 @@
-//! The stand-ins for CUDA's headers (`ferrogin/clang`): clang keeps the memory order and the scope of every atomic operation.
+//! The stand-ins for CUDA's headers (`ferrogin/clang`): clang keeps the memory order and the scope of every atomic
+//! operation.
 
 use ferrogin_ptx::kernels;
 use ferrogin_test_support::{of_process, skip};
@@ -81,7 +82,8 @@ fn functions(ptx: &str) -> HashMap<&str, Vec<&str>> {
     functions
 }
 
-/// Whether an instruction has the case's order and a scope that isn't narrower; a sequentially consistent one also has a fence before it.
+/// Whether an instruction has the case's order and a scope that isn't narrower; a sequentially consistent one also has
+/// a fence before it.
 fn is_kept(case: &Case, lines: &[&str]) -> bool {
     let wide = |words: &[&str]| {
         let scopes: &[&str] = match case.scope {
@@ -149,7 +151,8 @@ fn clang_keeps_order_and_scope_of_atomic_operations() {
     }
 }
 
-/// A signal in memory that the kernel uses as another 64-bit type than uint64_t, which a compiler takes for other memory.
+/// A signal in memory that the kernel uses as another 64-bit type than uint64_t, which a compiler takes for other
+/// memory.
 const RESET: &str = "#include <ferrogin/nccl_gin.cuh>
 extern \"C\" __device__ unsigned long long f0(unsigned long long* word, ncclGinCtx ctx, ncclGinSignalDescriptor signal) {
   *word = 5;

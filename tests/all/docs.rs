@@ -1,5 +1,6 @@
-//! Checks the documentation: links resolve, every code block except unmarked shell is run, compiled or compared with a tested file, and the
-//! settings page is complete. CONTRIBUTING.md, "Documentation", lists the comments with which a page says how a block is checked.
+//! Checks the documentation: links resolve, every code block except unmarked shell is run, compiled or compared with a
+//! tested file, and the settings page is complete. CONTRIBUTING.md, "Documentation", lists the comments with which a
+//! page says how a block is checked.
 
 mod copied;
 mod page;

@@ -194,7 +194,8 @@ fn layouts_change_only_with_their_versions() {
         return;
     }
     let mut text = "// Layouts that programs rely on, by version. tests/all/layouts.rs compares them with the sources, and says what each is.\n\
-                    // `FERROGIN_REFRESH=1 cargo test --release -p ferrogin --test all layouts` adds new versions and new declarations.\n"
+                    // `FERROGIN_REFRESH=1 cargo test --release -p ferrogin --test all layouts` adds new versions and
+                    // new declarations.\n"
         .to_owned();
     for (name, items) in &all {
         text += &format!("\n[{name}]\n{}\n", items.join("\n"));

@@ -1,4 +1,5 @@
-//! Tests of the device code's PTX, the layouts and the generated C header, the documentation, the tool, and the packages' manifests.
+//! Tests of the device code's PTX, the layouts and the generated C header, the documentation, the tool, and the
+//! packages' manifests.
 
 mod c_layout;
 mod clang_headers;

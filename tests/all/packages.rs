@@ -17,7 +17,8 @@ fn packages() -> Vec<Value> {
     metadata["packages"].as_array().expect("a list of packages").clone()
 }
 
-/// `test = false` saves compiling a library without unit tests a second time. A library that has some would never run them.
+/// `test = false` saves compiling a library without unit tests a second time. A library that has some would never run
+/// them.
 #[test]
 fn no_library_hides_its_unit_tests() {
     let packages = packages();

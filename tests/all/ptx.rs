@@ -1,4 +1,5 @@
-//! The device code as PTX and bitcode: the checked-in files match the sources, and the tool prints a module that can be linked.
+//! The device code as PTX and bitcode: the checked-in files match the sources, and the tool prints a module that can be
+//! linked.
 
 use ferrogin_ptx::{self as compile, CHECKED_IN, CHECKED_IN_BITCODE, Compiler, bitcode as llvm, inline, kernels};
 use ferrogin_test_support::of_process;
@@ -174,8 +175,8 @@ fn checked_in_calls_of_gin_cuh_are_what_clang_makes() {
     }
 }
 
-/// The hash depends on the files' names and contents, and changes with each new file. Line endings, editors' files and test modules don't
-/// change it.
+/// The hash depends on the files' names and contents, and changes with each new file. Line endings, editors' files and
+/// test modules don't change it.
 #[test]
 fn source_hash_depends_only_on_sources() {
     let copy = of_process(env!("CARGO_TARGET_TMPDIR"), "sources");

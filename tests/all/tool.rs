@@ -120,7 +120,8 @@ fn full_output_is_an_error() {
     }
 }
 
-/// If SIGCHLD is ignored, which programs inherit, the kernel discards the exit status of children. Runs bash, as dash doesn't ignore it.
+/// If SIGCHLD is ignored, which programs inherit, the kernel discards the exit status of children. Runs bash, as dash
+/// doesn't ignore it.
 #[test]
 fn parent_may_ignore_sigchld() {
     let Some(plugin) = dist("parent_may_ignore_sigchld") else { return };

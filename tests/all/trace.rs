@@ -261,7 +261,8 @@ fn mlx5_completions_are_decoded_as_the_vectors_have_them() {
     assert!(blocks.len() > 50, "{} blocks", blocks.len());
 }
 
-/// The script: a write that completes, a read that fails, a write without a completion, a receive, and a queue pair that is closed.
+/// The script: a write that completes, a read that fails, a write without a completion, a receive, and a queue pair
+/// that is closed.
 fn script() -> Vec<Record> {
     let dest = Destination { ah: 1, qpn: 9, qkey: 5 };
     let remote = RemoteMem { addr: 0x7000, rkey: 0xabc };

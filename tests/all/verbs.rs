@@ -186,7 +186,8 @@ fn doctor_under_verbs_names_the_software_card_and_needs_no_driver() {
     assert!(!good && words.contains(": 1 problem,"), "{text}");
 }
 
-/// Runs a validation under verbs, with the given libfabric or the system's; returns whether it succeeded, and its output.
+/// Runs a validation under verbs, with the given libfabric or the system's; returns whether it succeeded, and its
+/// output.
 fn validation(dist: &Path, name: &str, libfabric: Option<&Path>) -> (bool, String) {
     let report = std::env::temp_dir().join(format!("ferrogin-verbs-{name}-{}.tar.gz", std::process::id()));
     let limit = HANG_LIMIT.as_secs().to_string();

@@ -325,8 +325,8 @@ struct How {
     seed: u64,
 }
 
-/// Returns what one round of a wait costs. The rounds end by a time limit in instructions: the cost of one more is the difference to the next
-/// larger one.
+/// Returns what one round of a wait costs. The rounds end by a time limit in instructions: the cost of one more is the
+/// difference to the next larger one.
 fn measure_round(loaded: &Loaded, operation: Operation, how: How) -> Result<Vec<Cost>, String> {
     // In the first rounds, the wait begins.
     let limits = (500..).step_by(8).map(|limit| measure(loaded, operation, how, limit));

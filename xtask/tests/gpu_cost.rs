@@ -59,7 +59,8 @@ fn lone_posts_reserve_after_three_round_trips_and_take_two_fences() {
     }
 }
 
-/// Of the words that the plugin places, kernels read none in host memory, except emulated signals where the machine has no GDRCopy.
+/// Of the words that the plugin places, kernels read none in host memory, except emulated signals where the machine has
+/// no GDRCopy.
 #[test]
 fn posts_waits_and_flushes_read_no_host_memory() {
     let (good, found) = costs(&["--threads", "1"]);

@@ -1,7 +1,7 @@
 //! What a thread has seen of the others: vector clocks, compressed by block and warp.
 //!
-//! All threads of a block take their stamps from one counter, so one entry can stand for a whole warp or block after a barrier: everything
-//! that its threads did up to that stamp.
+//! All threads of a block take their stamps from one counter, so one entry can stand for a whole warp or block after a
+//! barrier: everything that its threads did up to that stamp.
 
 use std::rc::Rc;
 

@@ -1,7 +1,8 @@
 //! The record of a process: what its GPU and its card did, in the order in which each of them did it.
 //!
-//! Every library that takes part appends to a file of its own in the directory that `GIN_CHECK` names. A record is its length, the time,
-//! the event's number and its fields. Numbers are in LEB128. A process that is killed leaves at most one incomplete record, at the end.
+//! Every library that takes part appends to a file of its own in the directory that `GIN_CHECK` names. A record is its
+//! length, the time, the event's number and its fields. Numbers are in LEB128. A process that is killed leaves at most
+//! one incomplete record, at the end.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -148,7 +149,8 @@ events! {
     17 HostCopy { write: bool, address: u64, bytes: u64 }
     /// What a thread has seen of the others: pairs of a key and a stamp. `clock` is unique in the launch.
     18 Clock { launch: u64, clock: u32, entries: Vec<u64> }
-    /// Threads of one launch accessed memory that is shared with a card. `thread` and `stamp` name the moment for other threads' clocks.
+    /// Threads of one launch accessed memory that is shared with a card. `thread` and `stamp` name the moment for other
+    /// threads' clocks.
     19 Access {
         launch: u64, thread: u64, stamp: u32, clock: u32, place: u32,
         /// 1: writes; 2: an atomic or another strong access.
@@ -157,14 +159,16 @@ events! {
         /// The value that a strong access of at most 8 bytes saw.
         value: u64,
     }
-    /// A thread wrote a request's first bytes to a slot of a card's queue, in a post that the program began with this clock.
+    /// A thread wrote a request's first bytes to a slot of a card's queue, in a post that the program began with this
+    /// clock.
     20 Post { launch: u64, thread: u64, stamp: u32, clock: u32, place: u32, slot: u64,
         /// Its signal covers all earlier operations of the context to that peer.
         strong: bool,
     }
     /// A thread wrote a doorbell.
     21 Doorbell { launch: u64, thread: u64, stamp: u32, place: u32, address: u64, value: u64 }
-    /// A thread has seen a word that a card counts in: a signal or a counter. Later accesses of the thread have a later stamp.
+    /// A thread has seen a word that a card counts in: a signal or a counter. Later accesses of the thread have a later
+    /// stamp.
     22 Counted {
         launch: u64, thread: u64, stamp: u32, clock: u32, place: u32, address: u64,
         /// The count that it waited for, since the last reset; otherwise what it saw.
@@ -203,7 +207,8 @@ events! {
     43 Region { card: u64, key: u32, address: u64, bytes: u64 }
     /// Memory was deregistered.
     44 RegionGone { card: u64, key: u32 }
-    /// The card has read a request from its slot. Of a write, the source is local and the target remote; of a read, the other way round.
+    /// The card has read a request from its slot. Of a write, the source is local and the target remote; of a read, the
+    /// other way round.
     45 Taken {
         card: u64, request: u64, queue: u32,
         /// How many requests the queue had before.
@@ -228,7 +233,8 @@ events! {
     50 QueueClosed { card: u64, queue: u32, unrung: u64, outstanding: u64 }
     /// A counter was set.
     51 CounterSet { card: u64, counter: u64, value: u64 }
-    /// A peer's request brought immediate data, or a message of these words: an emulated signal, if the plugin posted it.
+    /// A peer's request brought immediate data, or a message of these words: an emulated signal, if the plugin posted
+    /// it.
     52 Arrived { card: u64, queue: u32, from: u64, request: u64, words: Vec<u64> }
 }
 

@@ -59,8 +59,8 @@ impl Facts {
         done as usize + seen.sum::<usize>()
     }
 
-    /// Returns what is known for certain if some of the arrivals have happened that count `least` together: what so many of them know that
-    /// the others count less.
+    /// Returns what is known for certain if some of the arrivals have happened that count `least` together: what so
+    /// many of them know that the others count less.
     pub fn of_any(arrivals: &[(u64, Rc<Self>)], least: u64) -> Self {
         let total: u64 = arrivals.iter().map(|arrival| arrival.0).sum();
         let certain = |knows: &dyn Fn(&Self) -> bool| {

@@ -1,9 +1,11 @@
-//! Joins the records of all processes: what the card did with requests, against what kernels and hosts did with the same memory.
+//! Joins the records of all processes: what the card did with requests, against what kernels and hosts did with the
+//! same memory.
 //!
-//! A launch's records have the clocks of its threads. Between launches, a wait orders: it acquires a request if it couldn't have ended
-//! without that request's raise, and then knows what the request's poster knew. Which raises could have ended a wait depends on what is
-//! ordered after it, so the orders are found in passes over all records, in order of time, until no pass finds another. Hosts are ordered by
-//! time, because their barriers aren't recorded: what a launch did is before all that a host does later, in any process.
+//! A launch's records have the clocks of its threads. Between launches, a wait orders: it acquires a request if it
+//! couldn't have ended without that request's raise, and then knows what the request's poster knew. Which raises could
+//! have ended a wait depends on what is ordered after it, so the orders are found in passes over all records, in order
+//! of time, until no pass finds another. Hosts are ordered by time, because their barriers aren't recorded: what a
+//! launch did is before all that a host does later, in any process.
 
 use crate::clock::{Clock, Key};
 use crate::event::{Event, NO_RANK, Record};
@@ -597,7 +599,8 @@ fn host(process: usize, launch: u32, time: u64, what: What) -> Moment {
     Moment { process, launch, key: 0, stamp: 0, clock: Rc::default(), place: u32::MAX, time, what }
 }
 
-/// Returns the lines of a place, the program's first: without those of libraries and of stand-ins for the toolkit's headers.
+/// Returns the lines of a place, the program's first: without those of libraries and of stand-ins for the toolkit's
+/// headers.
 fn program_lines(lines: &str) -> Vec<String> {
     let all: Vec<&str> = lines.lines().collect();
     let skipped = all.iter().take_while(|line| {
@@ -871,7 +874,8 @@ impl<'a> Pass<'a> {
             if self.run.is_word(key.0, key.1) {
                 return self.counted(at, address, value, value, u32::MAX, Call::Value as u32);
             }
-            // Who polls a value that a single request of at most 8 bytes writes has that value, and what its poster knew.
+            // Who polls a value that a single request of at most 8 bytes writes has that value, and what its poster
+            // knew.
             let mut gained = Facts::default();
             let polled =
                 Checks::at(&self.targets.targets, moment.process, address, bytes).into_iter().filter(|&request| {
@@ -986,7 +990,8 @@ impl<'a> Pass<'a> {
         }
     }
 
-    /// Checks a signal's value that is read or reset while a peer may raise it, and that a wait of the same thread follows.
+    /// Checks a signal's value that is read or reset while a peer may raise it, and that a wait of the same thread
+    /// follows.
     fn check_baseline(&mut self, at: usize, address: u64, signal: u32, call: u32) {
         let run = self.run;
         if call != Call::Reset as u32 && call != Call::Value as u32 || signal == u32::MAX {

@@ -1,9 +1,10 @@
 //! Races inside a launch, found while it runs.
 //!
-//! Each thread has a clock of what it has seen of the others, and each cell of memory its last write and the reads since. An access races
-//! with an earlier one that its thread hasn't seen, if one of them writes and they aren't both strong with scopes that include each other.
-//! What a fence, an atomic, a barrier, an mbarrier or a wait for bulk copies orders is PTX's memory model; as the interpreter runs one
-//! instruction after the other, a read sees the last write.
+//! Each thread has a clock of what it has seen of the others, and each cell of memory its last write and the reads
+//! since. An access races with an earlier one that its thread hasn't seen, if one of them writes and they aren't both
+//! strong with scopes that include each other. What a fence, an atomic, a barrier, an mbarrier or a wait for bulk
+//! copies orders is PTX's memory model; as the interpreter runs one instruction after the other, a read sees the last
+//! write.
 
 use crate::clock::{self, Clock, Key, joined};
 use crate::shadow::{Cell, Map, Mark, Read, Shadow};
@@ -172,7 +173,8 @@ fn strength(ordering: Option<Ordering>) -> u8 {
 }
 
 impl Detector {
-    /// Makes a detector. `library` says which instructions belong to libraries, whose accesses, fences and atomics don't count.
+    /// Makes a detector. `library` says which instructions belong to libraries, whose accesses, fences and atomics
+    /// don't count.
     pub fn new(library: Arc<[bool]>, lenient: bool) -> Self {
         Self {
             blocks: Map::default(),

@@ -1,4 +1,5 @@
-//! What a launch did that concerns other ranks: accesses to memory that a card knows, posts, doorbells, waits and flushes.
+//! What a launch did that concerns other ranks: accesses to memory that a card knows, posts, doorbells, waits and
+//! flushes.
 
 use crate::clock::{self, Clock, Key};
 use crate::event::{Event, encode, now};

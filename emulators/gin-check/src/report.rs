@@ -1,4 +1,5 @@
-//! What the analysis found: two accesses that nothing orders, as text and as JSON, and the exceptions that a program makes.
+//! What the analysis found: two accesses that nothing orders, as text and as JSON, and the exceptions that a program
+//! makes.
 
 use std::fmt::Write;
 
@@ -101,7 +102,8 @@ pub struct Access {
     pub kernel: String,
     /// `store`, `load`, `put` and so on.
     pub what: String,
-    /// Where: `file:line`, the program's line first, then the lines that it's inlined at. Empty if the PTX has no lines.
+    /// Where: `file:line`, the program's line first, then the lines that it's inlined at. Empty if the PTX has no
+    /// lines.
     pub lines: Vec<String>,
 }
 
@@ -213,7 +215,8 @@ fn quoted(text: &str) -> String {
     out
 }
 
-/// Adds reports to others; the same mistake is one report with the sum of the counts. A race says why its read found nothing written.
+/// Adds reports to others; the same mistake is one report with the sum of the counts. A race says why its read found
+/// nothing written.
 pub fn merge(into: &mut Vec<Report>, more: Vec<Report>) {
     for report in more {
         match into.iter_mut().find(|known| known.is_same(&report)) {
@@ -246,8 +249,8 @@ pub struct Exception {
 }
 
 impl Exception {
-    /// Parses a file: a line has a kind, one or two places (`file:line`, or `file` for all its lines), a colon with blanks around it, and
-    /// a reason. Lines that begin with `#` and empty ones are left out.
+    /// Parses a file: a line has a kind, one or two places (`file:line`, or `file` for all its lines), a colon with
+    /// blanks around it, and a reason. Lines that begin with `#` and empty ones are left out.
     ///
     /// # Errors
     /// A line lacks a part; the text says which line.

@@ -170,8 +170,8 @@ pub struct Shadow {
 }
 
 impl Shadow {
-    /// Calls `change` for the cells of `bytes` bytes, and with `resets` makes the cells as large as they can be afterwards, if all of them
-    /// are the same.
+    /// Calls `change` for the cells of `bytes` bytes, and with `resets` makes the cells as large as they can be
+    /// afterwards, if all of them are the same.
     pub fn touch(&mut self, mut address: u64, mut bytes: u64, resets: bool, mut change: impl FnMut(&mut Cell, u64)) {
         while bytes > 0 {
             let from = address % 16;

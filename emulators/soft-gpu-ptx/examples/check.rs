@@ -1,4 +1,5 @@
-//! Parses and links PTX files: `cargo run -p soft-gpu-ptx --example check FILE...`. Reports the first unsupported form with its line.
+//! Parses and links PTX files: `cargo run -p soft-gpu-ptx --example check FILE...`. Reports the first unsupported form
+//! with its line.
 
 use soft_gpu_ptx::{Module, Program};
 use std::process::ExitCode;

@@ -192,7 +192,8 @@ fn widened(bits: u32) -> u64 {
     u64::from(bits >> 31) << 63 | 0x7ff8 << 48 | u64::from(bits & 0x7f_ffff) << 29
 }
 
-/// Converts a float of 64 bits to the nearest one of 32. A NaN keeps its sign and the upper part of its payload, and becomes quiet.
+/// Converts a float of 64 bits to the nearest one of 32. A NaN keeps its sign and the upper part of its payload, and
+/// becomes quiet.
 fn narrowed(bits: u64) -> u32 {
     let value = f64::from_bits(bits);
     if !value.is_nan() {
@@ -242,8 +243,8 @@ fn operands(op: Float) -> usize {
     }
 }
 
-/// Returns the NaN that a 64-bit operation results in: its first NaN operand, made quiet, or the canonical one. Results of 32 bits are always
-/// canonical.
+/// Returns the NaN that a 64-bit operation results in: its first NaN operand, made quiet, or the canonical one. Results
+/// of 32 bits are always canonical.
 fn nan(operands: &[u64]) -> u64 {
     let first = operands.iter().find(|bits| f64::from_bits(**bits).is_nan());
     first.map_or(0xfff8_0000_0000_0000, |bits| bits | 1 << 51)

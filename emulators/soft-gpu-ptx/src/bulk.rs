@@ -1,8 +1,9 @@
 //! A block's shared memory, and its bulk copies.
 //!
-//! Bulk copies belong to the async proxy. Under weak memory they happen late and in any order, most of them when a thread waits for them
-//! or for their mbarrier: a copy to global memory first reads, and later writes. They read and write memory itself, not what is on
-//! its way there. Stores to shared memory reach them after a proxy fence, and without one only maybe.
+//! Bulk copies belong to the async proxy. Under weak memory they happen late and in any order, most of them when a
+//! thread waits for them or for their mbarrier: a copy to global memory first reads, and later writes. They read and
+//! write memory itself, not what is on its way there. Stores to shared memory reach them after a proxy fence, and
+//! without one only maybe.
 
 use crate::core::{Core, Fault};
 use crate::error::TrapKind;
@@ -13,8 +14,8 @@ use std::collections::VecDeque;
 /// The most stores that bulk copies don't see yet.
 const MAX: usize = 256;
 
-/// One copy in `SOON` happens soon: with a chance of one in `SOON` per turn of its block, and the others one in `LAZY`, or `IDLE`
-/// when all threads wait. Powers of two.
+/// One copy in `SOON` happens soon: with a chance of one in `SOON` per turn of its block, and the others one in `LAZY`,
+/// or `IDLE` when all threads wait. Powers of two.
 const SOON: u64 = 4;
 const IDLE: u64 = 64;
 pub const LAZY: u64 = 2048;
@@ -187,7 +188,8 @@ impl Shared {
         Ok(())
     }
 
-    /// Ends a block whose threads have exited: its copies to global memory read, as the block's memory is kept for them, and write later.
+    /// Ends a block whose threads have exited: its copies to global memory read, as the block's memory is kept for
+    /// them, and write later.
     pub fn end(&mut self, core: &mut Core<'_>) -> Result<(), Fault> {
         while let Some(at) = self.copies.iter().position(|copy| copy.read.is_none()) {
             let BulkCopy { line, thread, mbarrier, .. } = self.copies[at];

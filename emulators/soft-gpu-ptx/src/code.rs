@@ -1,7 +1,7 @@
 //! The compact form of a function that the interpreter executes.
 //!
-//! Registers, constants and addresses are all slots of a frame: a call copies the function's slots, with the constants filled in,
-//! to the top of the thread's stack. A slot holds the value's bits, and zeros above its width.
+//! Registers, constants and addresses are all slots of a frame: a call copies the function's slots, with the constants
+//! filled in, to the top of the thread's stack. A slot holds the value's bits, and zeros above its width.
 
 /// The `guard` of an instruction that has none.
 pub const ALWAYS: u16 = u16::MAX;
@@ -222,7 +222,8 @@ pub enum Special {
     Environment(u8),
 }
 
-/// What an instruction does. `d` is the result's slot; `a`, `b` and `c` are the operands' slots; `width` is the type's width in bits.
+/// What an instruction does. `d` is the result's slot; `a`, `b` and `c` are the operands' slots; `width` is the type's
+/// width in bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op {
     Mov,
@@ -333,7 +334,8 @@ pub enum Op {
         op: Float,
         format: Format,
     },
-    /// Converts a float, or with `pair` two: from the halves of `a`, or from `a` and `b` in 32 bits each, of which `a` goes to the upper half.
+    /// Converts a float, or with `pair` two: from the halves of `a`, or from `a` and `b` in 32 bits each, of which `a`
+    /// goes to the upper half.
     Recode {
         from: Format,
         to: Format,
@@ -422,7 +424,8 @@ pub enum Op {
     },
     /// The mask is in `b`.
     WarpBarrier,
-    /// The value is in `a`, the lane in `b`, the clamp in `c`, the mask in `x`; the predicate's slot is `imm`, or -1 for none.
+    /// The value is in `a`, the lane in `b`, the clamp in `c`, the mask in `x`; the predicate's slot is `imm`, or -1
+    /// for none.
     Shuffle(Shuffle),
     /// The predicate is in `a`, negated if `imm` is 1; the mask in `b`.
     Vote(Vote),

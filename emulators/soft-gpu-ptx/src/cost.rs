@@ -1,7 +1,8 @@
 //! What a call costs: counts, and the longest chain of dependent memory round trips.
 //!
-//! Each register, and each byte of parameters and local memory, has a depth: the number of round trips its value took. An access to global
-//! memory starts at the greatest depth of its operands and of the branches, fences and acquires before it.
+//! Each register, and each byte of parameters and local memory, has a depth: the number of round trips its value took.
+//! An access to global memory starts at the greatest depth of its operands and of the branches, fences and acquires
+//! before it.
 
 use crate::code::{ALWAYS, Instruction, Op, Order, Scope, Space};
 use std::ops::Range;
@@ -126,13 +127,14 @@ impl Depths {
         }
     }
 
-    /// Returns the depth at which a release or fence is done: earlier loads have returned, and a round trip confirmed earlier stores.
+    /// Returns the depth at which a release or fence is done: earlier loads have returned, and a round trip confirmed
+    /// earlier stores.
     fn release(&self, start: u32, scope: Scope) -> u32 {
         start.max(self.outstanding) + u32::from(scope != Scope::Block)
     }
 
-    /// Accounts for an instruction before it is executed. The frame's slots start at `base`; `place` is the space and address of its
-    /// access; `runs` is false if the guard disables it.
+    /// Accounts for an instruction before it is executed. The frame's slots start at `base`; `place` is the space and
+    /// address of its access; `runs` is false if the guard disables it.
     pub fn account(&mut self, i: &Instruction, runs: bool, base: usize, place: Place, places: Places<'_>) {
         if !self.active {
             return;

@@ -9,7 +9,8 @@ pub enum Kind {
     Syntax,
     /// `.version` names a PTX version that the interpreter doesn't support (`CUDA_ERROR_UNSUPPORTED_PTX_VERSION`).
     Version,
-    /// `.target` or `.address_size` names an architecture that the interpreter doesn't support (`CUDA_ERROR_INVALID_PTX`).
+    /// `.target` or `.address_size` names an architecture that the interpreter doesn't support
+    /// (`CUDA_ERROR_INVALID_PTX`).
     Target,
     /// The interpreter doesn't support an instruction or directive (`CUDA_ERROR_INVALID_PTX`).
     Form,
@@ -61,7 +62,8 @@ pub enum TrapKind {
     AddressSpace,
     /// `trap`, `brkpt`, a failed assertion, or an index outside a branch table (`CUDA_ERROR_LAUNCH_FAILED`).
     Trap,
-    /// A wrong member mask, an exited lane in a mask, or a barrier that not all threads reach (`CUDA_ERROR_LAUNCH_FAILED`).
+    /// A wrong member mask, an exited lane in a mask, or a barrier that not all threads reach
+    /// (`CUDA_ERROR_LAUNCH_FAILED`).
     Convergence,
     /// An mbarrier or a bulk copy is used wrongly (`CUDA_ERROR_LAUNCH_FAILED`).
     Mbarrier,

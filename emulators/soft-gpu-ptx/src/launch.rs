@@ -11,7 +11,8 @@ pub enum Time {
     /// Nanoseconds of the system clock.
     #[default]
     System,
-    /// Instructions of all threads, one per nanosecond: a launch that nothing else races with is the same on every run of its seed.
+    /// Instructions of all threads, one per nanosecond: a launch that nothing else races with is the same on every run
+    /// of its seed.
     Instructions,
 }
 
@@ -43,7 +44,8 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Returns a launch with no dynamic shared memory, seed 0, no watchdog, memory in program order, and no check of posts.
+    /// Returns a launch with no dynamic shared memory, seed 0, no watchdog, memory in program order, and no check of
+    /// posts.
     pub fn new(grid: [u32; 3], block: [u32; 3], parameters: Vec<u8>) -> Self {
         Self {
             grid,

@@ -21,8 +21,9 @@ pub struct Range {
 ///
 /// # Safety
 ///
-/// From the call that returns a range until the generation has changed and all kernels started before that have ended, the backing of the
-/// range's addresses (themselves by default) is mapped, readable, writable if the range says so, and not covered by Rust references.
+/// From the call that returns a range until the generation has changed and all kernels started before that have ended,
+/// the backing of the range's addresses (themselves by default) is mapped, readable, writable if the range says so, and
+/// not covered by Rust references.
 pub unsafe trait Memory: Sync {
     /// Returns a counter that changes after every change to a range. It is the same one for the life of the memory.
     fn generation(&self) -> &AtomicU64;
@@ -30,12 +31,14 @@ pub unsafe trait Memory: Sync {
     /// Returns the widest known range that contains `address`.
     fn range(&self, address: u64) -> Option<Range>;
 
-    /// Returns a map from addresses to where this process has their bytes, if that differs: for device memory that the CPU can't touch.
+    /// Returns a map from addresses to where this process has their bytes, if that differs: for device memory that the
+    /// CPU can't touch.
     fn backing(&self) -> Option<fn(u64) -> u64> {
         None
     }
 
-    /// Called when a kernel's `st.mmio` has reached memory. A device behind the memory may act on it before any thread continues.
+    /// Called when a kernel's `st.mmio` has reached memory. A device behind the memory may act on it before any thread
+    /// continues.
     fn stored_mmio(&self, address: u64) {
         let _ = address;
     }
@@ -67,7 +70,8 @@ impl Process {
     ///
     /// # Safety
     ///
-    /// While a kernel runs, memory that it touches isn't unmapped, and no Rust references cover it except references to atomics.
+    /// While a kernel runs, memory that it touches isn't unmapped, and no Rust references cover it except references to
+    /// atomics.
     pub unsafe fn new() -> Self {
         Self(AtomicU64::new(0))
     }
@@ -118,8 +122,8 @@ const NOWHERE: Range = Range { start: u64::MAX, end: 0, writable: false };
 /// The atomic word at an address that `View::check` has just approved.
 macro_rules! word {
     ($atomic:ty, $int:ty, $at:expr) => {
-        // SAFETY: `check` found the aligned address in a range, a writable one if the access writes; by the contract of `Memory` the
-        // range is mapped and no reference covers it; all of the interpreter's accesses are atomic.
+        // SAFETY: `check` found the aligned address in a range, a writable one if the access writes; by the contract of
+        // `Memory` the range is mapped and no reference covers it; all of the interpreter's accesses are atomic.
         unsafe { <$atomic>::from_ptr($at as *mut $int) }
     };
 }
@@ -157,7 +161,8 @@ impl<'m> View<'m> {
         self.backing.map_or(address, |backing| backing(address)) as usize
     }
 
-    /// Checks that the address is a multiple of `bytes`, a power of two, and that the bytes are in a range. Holds until the next call.
+    /// Checks that the address is a multiple of `bytes`, a power of two, and that the bytes are in a range. Holds until
+    /// the next call.
     #[inline(always)]
     fn check(&mut self, address: u64, bytes: u64, write: bool) -> Result<(), Refusal> {
         if address & (bytes - 1) != 0 {

@@ -108,8 +108,8 @@ impl Module {
         self.target
     }
 
-    /// Whether a GPU of this compute capability (90 for 9.0) runs the text: code for `sm_90a` runs only on 9.0, and code for `sm_100f` on
-    /// 10.0 and later ones of the family 10.
+    /// Whether a GPU of this compute capability (90 for 9.0) runs the text: code for `sm_90a` runs only on 9.0, and
+    /// code for `sm_100f` on 10.0 and later ones of the family 10.
     pub fn runs_on(&self, capability: u32) -> bool {
         match self.only_for {
             Some('a') => self.target == capability,

@@ -94,7 +94,8 @@ pub(crate) struct Watched {
 }
 
 impl Thread {
-    /// Tells the observer what the instruction is about to do; what only its result tells comes with [`Self::observe_after`].
+    /// Tells the observer what the instruction is about to do; what only its result tells comes with
+    /// [`Self::observe_after`].
     #[cold]
     pub(crate) fn observe(
         &mut self,

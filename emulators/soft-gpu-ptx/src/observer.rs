@@ -119,7 +119,8 @@ pub trait Observer {
     fn warp(&mut self, block: u32, warp: u32, lanes: u32, barrier: bool, site: u32);
     /// A thread uses an mbarrier, which is in this phase then.
     fn mbarrier(&mut self, who: Who, site: u32, at: u32, phase: u32, usage: MbarrierUse);
-    /// A thread starts a bulk copy. If it is to shared memory, `phase` is its mbarrier's before and after it has arrived there.
+    /// A thread starts a bulk copy. If it is to shared memory, `phase` is its mbarrier's before and after it has
+    /// arrived there.
     fn bulk(&mut self, who: Who, start: &BulkStart, phases: (u32, u32));
     /// A thread's copies of groups before `group` have read, and have written unless `read`.
     fn bulk_wait(&mut self, who: Who, group: u32, read: bool);

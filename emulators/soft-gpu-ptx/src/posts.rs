@@ -1,8 +1,8 @@
 //! Finds threads that post on one queue at the same time without sharing it, in a sharing mode that is too narrow.
 //!
-//! A post writes a slot of the queue's ring in 64-bit `st.mmio` stores, and then the queue's doorbell in a 32-bit one: the number of
-//! slots that have been written. Threads that share the queue take different slots, and ring larger numbers one after the other. Threads
-//! that don't know of each other take the same slot and ring the same number.
+//! A post writes a slot of the queue's ring in 64-bit `st.mmio` stores, and then the queue's doorbell in a 32-bit one:
+//! the number of slots that have been written. Threads that share the queue take different slots, and ring larger
+//! numbers one after the other. Threads that don't know of each other take the same slot and ring the same number.
 
 use std::collections::HashMap;
 use std::fmt;

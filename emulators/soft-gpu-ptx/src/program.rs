@@ -9,7 +9,8 @@ use std::sync::Arc;
 /// The nesting limit of calls.
 pub const MAX_DEPTH: usize = 128;
 
-/// The address of function 0. Functions' addresses are outside all of a process's memory, like the windows of shared memory and the like.
+/// The address of function 0. Functions' addresses are outside all of a process's memory, like the windows of shared
+/// memory and the like.
 const FUNCTIONS: u64 = 4 << 60;
 /// The distance between two functions' addresses.
 const FUNCTION_SIZE: u64 = 16;
@@ -106,7 +107,8 @@ pub enum BuiltIn {
     FindFirst,
 }
 
-/// Functions of libdevice, which NVIDIA's headers call: what they compute, the operands' width, and the bytes of the result.
+/// Functions of libdevice, which NVIDIA's headers call: what they compute, the operands' width, and the bytes of the
+/// result.
 const LIBDEVICE: &[(&str, Op, u8, u32)] = &[
     ("mulhi", Op::MulHi { signed: true }, 32, 4),
     ("umulhi", Op::MulHi { signed: false }, 32, 4),
@@ -559,8 +561,8 @@ impl Program {
         &self.globals
     }
 
-    /// Returns the initial value of global `index`, with the globals' addresses filled in. `addresses` has one address for each of
-    /// [`Program::globals`].
+    /// Returns the initial value of global `index`, with the globals' addresses filled in. `addresses` has one address
+    /// for each of [`Program::globals`].
     ///
     /// # Panics
     ///

@@ -62,8 +62,8 @@ impl Format {
         if bits & sign == 0 { value } else { -value }
     }
 
-    /// Returns the bits of the nearest number, of two equally near ones the even one. With `saturate`, numbers that are too large become
-    /// the greatest finite one.
+    /// Returns the bits of the nearest number, of two equally near ones the even one. With `saturate`, numbers that are
+    /// too large become the greatest finite one.
     pub fn encode(self, value: f64, saturate: bool) -> u64 {
         let (greatest, nan) = self.limits();
         match self {
@@ -134,7 +134,8 @@ pub fn half(op: Float, format: Format, bits: [u64; 3]) -> u64 {
     format.encode(value, false)
 }
 
-/// Adds two numbers. A sum that isn't exact gets an odd last bit, so that rounding it again to fewer bits gives the nearest number.
+/// Adds two numbers. A sum that isn't exact gets an odd last bit, so that rounding it again to fewer bits gives the
+/// nearest number.
 fn odd_sum(a: f64, b: f64) -> f64 {
     let sum = a + b;
     let other = sum - a;

@@ -77,7 +77,8 @@ pub struct Thread {
     pub depths: Option<Box<Depths>>,
 }
 
-/// A load or atomic that happens when its result is needed, or when memory order or an access to the same word requires it.
+/// A load or atomic that happens when its result is needed, or when memory order or an access to the same word requires
+/// it.
 #[derive(Clone, Copy, Debug)]
 struct Late {
     i: Instruction,
@@ -105,7 +106,8 @@ impl Spin {
         self.loaded = true;
     }
 
-    /// Handles a backward branch. Returns whether the thread loaded the same as in an earlier round and changed nothing.
+    /// Handles a backward branch. Returns whether the thread loaded the same as in an earlier round and changed
+    /// nothing.
     fn round(&mut self, pc: u32) -> bool {
         let now = (pc, self.hash);
         let spins = self.loaded && !self.wrote && self.last.contains(&now);

@@ -1,10 +1,10 @@
 //! Weak memory: stores that leave a thread late, and loads that happen early.
 //!
-//! A store goes from its thread to the block, then to the GPU, then to memory, where the card, the host and other GPUs see it. It moves
-//! in seeded order, but after older stores to the same bytes. A fence or release pushes everything the thread has seen out to its scope
-//! before the thread's next store or atomic. An atomic at block scope changes the word for the block only; any other changes memory. An
-//! early load returns a value that memory has had since the thread's last acquire. Late loads and atomics are up to the thread
-//! (`crate::thread`).
+//! A store goes from its thread to the block, then to the GPU, then to memory, where the card, the host and other GPUs
+//! see it. It moves in seeded order, but after older stores to the same bytes. A fence or release pushes everything the
+//! thread has seen out to its scope before the thread's next store or atomic. An atomic at block scope changes the word
+//! for the block only; any other changes memory. An early load returns a value that memory has had since the thread's
+//! last acquire. Late loads and atomics are up to the thread (`crate::thread`).
 
 use crate::bulk::LAZY;
 use crate::code::{Order, Scope, low};
@@ -229,7 +229,8 @@ impl Buffer {
         Ok(())
     }
 
-    /// Executes an acquire: later loads return nothing from before it. At block scope, a thread alone in its block has nothing to acquire.
+    /// Executes an acquire: later loads return nothing from before it. At block scope, a thread alone in its block has
+    /// nothing to acquire.
     #[inline(always)]
     pub fn acquire(&mut self, scope: Scope) {
         if !(self.alone && scope == Scope::Block) {
@@ -295,7 +296,8 @@ impl Buffer {
         Ok(())
     }
 
-    /// Merges two stores to the same bytes by dropping the earlier one. No fence is between them, or it would have moved that one out.
+    /// Merges two stores to the same bytes by dropping the earlier one. No fence is between them, or it would have
+    /// moved that one out.
     #[inline(always)]
     fn merge(&mut self, store: &Store, core: &mut Core<'_>) -> bool {
         let plain = |store: &Store| matches!(store.order, Order::Weak | Order::Relaxed);

@@ -1,5 +1,5 @@
-//! Device memory allocations, immediate (cuMemAlloc) or stream-ordered (cuMemAllocAsync). Stream-ordered memory is usable as soon as the
-//! call returns, before the stream gets there, and goes away when the stream reaches the free.
+//! Device memory allocations, immediate (cuMemAlloc) or stream-ordered (cuMemAllocAsync). Stream-ordered memory is
+//! usable as soon as the call returns, before the stream gets there, and goes away when the stream reaches the free.
 
 use std::ffi::c_int;
 use std::sync::Arc;

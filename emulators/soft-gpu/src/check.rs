@@ -64,7 +64,8 @@ impl Instructions {
             of_library[origin.function as usize] || origin.lines.iter().any(|line| is_library_file(&line.file))
         });
         let library = library.collect();
-        // A function of the fast path is a single statement, so its instructions have the same line. A flush posts nothing.
+        // A function of the fast path is a single statement, so its instructions have the same line. A flush posts
+        // nothing.
         let is_fast =
             |origin: &Origin| origin.lines.first().is_some_and(|line| line.file.ends_with("ferrogin/fast_path.cuh"));
         let statements = origins.chunk_by(|one, other| one.function == other.function && one.lines == other.lines);

@@ -32,7 +32,8 @@ pub(crate) struct Context {
     pub(crate) streams: Arc<Streams>,
 }
 
-/// The scheduling flags (spin, yield, blocking), map host, resize local memory, core dumps, and synchronous memory operations.
+/// The scheduling flags (spin, yield, blocking), map host, resize local memory, core dumps, and synchronous memory
+/// operations.
 const FLAGS: u32 = 0xff;
 
 pub(crate) fn valid_flags(flags: u32) -> Outcome {

@@ -166,7 +166,8 @@ fn copy(to: Rows, from: Rows, extent: Extent, sides: (Side, Side), handle: usize
             if to.still(extent, fault, device, true) {
                 to.all(extent).for_each(|row| check::host(row, extent.width, true));
                 for (part, row) in staged.chunks_exact(extent.width).zip(to.all(extent)) {
-                    // SAFETY: `still` found the range, which stays mapped while this counts as running; the part is as long as the row.
+                    // SAFETY: `still` found the range, which stays mapped while this counts as running; the part is as
+                    // long as the row.
                     unsafe { copy_bytes(row, part.as_ptr() as u64, extent.width) };
                 }
             }
@@ -179,8 +180,8 @@ fn copy(to: Rows, from: Rows, extent: Extent, sides: (Side, Side), handle: usize
             to.all(extent).for_each(|row| check::host(row, extent.width, true));
             from.all(extent).for_each(|row| check::host(row, extent.width, false));
             for (to, from) in to.all(extent).zip(from.all(extent)) {
-                // SAFETY: `still` found the ranges, which stay mapped while this counts as running. By the driver API's contract, the
-                // program's memory stays mapped until the copy is done.
+                // SAFETY: `still` found the ranges, which stay mapped while this counts as running. By the driver API's
+                // contract, the program's memory stays mapped until the copy is done.
                 unsafe { copy_bytes(to, from, extent.width) };
             }
         }
@@ -188,7 +189,8 @@ fn copy(to: Rows, from: Rows, extent: Extent, sides: (Side, Side), handle: usize
     give(&stream, len, !asynchronous || from_program || to_program, work)
 }
 
-/// Submits work on `len` bytes to a stream. Work that is short or that the caller waits for runs on this thread if the stream is idle.
+/// Submits work on `len` bytes to a stream. Work that is short or that the caller waits for runs on this thread if the
+/// stream is idle.
 fn give(stream: &Arc<Stream>, len: usize, waits: bool, work: impl FnOnce(&Fault) + Send + 'static) -> Outcome {
     let point = if waits || len <= SHORT { stream.run_or_give(work) } else { stream.give(work) };
     if !waits {
@@ -198,8 +200,8 @@ fn give(stream: &Arc<Stream>, len: usize, waits: bool, work: impl FnOnce(&Fault)
     stream.fault.check()
 }
 
-/// Zeros whole pages of device memory, if that is the value, by returning them to the system: memory that no program uses costs nothing.
-/// Returns the range that is now zero.
+/// Zeros whole pages of device memory, if that is the value, by returning them to the system: memory that no program
+/// uses costs nothing. Returns the range that is now zero.
 fn cleared(start: u64, len: usize, value: u8) -> (u64, u64) {
     let page = memfd::page_size();
     let (from, to) = (start.next_multiple_of(page), (start + len as u64) / page * page);
@@ -247,7 +249,8 @@ fn set<const N: usize>(
             }
             for at in (0..extent.width).step_by(4096) {
                 let part = pattern.as_ptr() as u64;
-                // SAFETY: `still` found the range, which stays mapped while this counts as running; the pattern has 4096 bytes.
+                // SAFETY: `still` found the range, which stays mapped while this counts as running; the pattern has
+                // 4096 bytes.
                 unsafe { copy_bytes(row + at as u64, part, (extent.width - at).min(4096)) };
             }
         }

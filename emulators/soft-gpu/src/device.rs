@@ -173,15 +173,15 @@ fn attribute(driver: &Driver, device: &Device, number: c_int) -> Outcome<c_int> 
         // Stream priorities, caching of global and local memory, shared memory per processor.
         78..=80 => 1,
         81 => SHARED_OF_PROCESSOR as c_int,
-        // Native atomics between host and device, preemption, host pointers for registered memory, stream memory operations (64-bit and NOR
-        // too), cooperative launches.
+        // Native atomics between host and device, preemption, host pointers for registered memory, stream memory
+        // operations (64-bit and NOR too), cooperative launches.
         86 | 90..=95 | 122 | 123 => 1,
         97 => MAX_SHARED as c_int,
         // Flushing remote writes, registering host memory, virtual memory management, file descriptors as handles.
         98 | 99 | 102 | 103 => 1,
         106 => BLOCKS_OF_PROCESSOR as c_int,
-        // GPUDirect RDMA with virtual memory, reserved shared memory, read-only registration, memory pools, GPUDirect RDMA with its flush
-        // options and write ordering.
+        // GPUDirect RDMA with virtual memory, reserved shared memory, read-only registration, memory pools, GPUDirect
+        // RDMA with its flush options and write ordering.
         110 => 1,
         111 => 1024,
         113 | 115..=117 => 1,
@@ -344,7 +344,8 @@ api! {
         }
     }
 
-    /// Sets an attribute of all devices in this process, to test programs that choose by attributes. NVIDIA's driver has no such function.
+    /// Sets an attribute of all devices in this process, to test programs that choose by attributes. NVIDIA's driver
+    /// has no such function.
     cuSoftGpuSetAttribute(number: c_int, value: c_int) {
         started()?;
         lock(&SET).insert(number, value);
@@ -352,7 +353,8 @@ api! {
     }
 }
 
-/// Returns this library's release. NVIDIA's driver has no such function: tools look it up by `cuGetProcAddress` to tell drivers apart.
+/// Returns this library's release. NVIDIA's driver has no such function: tools look it up by `cuGetProcAddress` to tell
+/// drivers apart.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
 pub extern "C" fn cuSoftGpuRelease() -> *const c_char {

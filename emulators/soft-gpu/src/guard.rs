@@ -1,5 +1,5 @@
-//! The boundary between C and this library: the caller's pointers are checked for null, panics don't unwind into the caller, and errors
-//! become codes.
+//! The boundary between C and this library: the caller's pointers are checked for null, panics don't unwind into the
+//! caller, and errors become codes.
 
 use std::collections::HashSet;
 use std::ffi::{CStr, c_char, c_int};
@@ -37,8 +37,8 @@ pub(crate) fn start_driver() {
     STARTED_BY.store(std::process::id(), Ordering::Relaxed);
 }
 
-/// Whether this process inherited an initialized driver through `fork`. It has none of the threads behind it, and perhaps a lock that
-/// another thread held.
+/// Whether this process inherited an initialized driver through `fork`. It has none of the threads behind it, and
+/// perhaps a lock that another thread held.
 pub(crate) fn is_forked() -> bool {
     let process = STARTED_BY.load(Ordering::Relaxed);
     process != 0 && process != std::process::id()
@@ -48,7 +48,8 @@ pub(crate) fn is_forked() -> bool {
 const ANYTIME: [&str; 5] =
     ["cuDriverGetVersion", "cuGetErrorName", "cuGetErrorString", "cuGetProcAddress", "cuGetProcAddress_v2"];
 
-/// Runs an entry point's body. In a forked child of a process that called cuInit, the driver isn't initialized, and can't be.
+/// Runs an entry point's body. In a forked child of a process that called cuInit, the driver isn't initialized, and
+/// can't be.
 pub(crate) fn entry(name: &'static str, body: impl FnOnce() -> Outcome) -> Code {
     if is_forked() && !ANYTIME.contains(&name) {
         static SAID: AtomicBool = AtomicBool::new(false);
@@ -82,7 +83,8 @@ macro_rules! api {
     )*};
 }
 
-/// A caller's pointer that a call writes to. Only C callers create one, and by the driver API's contract it is null or writable.
+/// A caller's pointer that a call writes to. Only C callers create one, and by the driver API's contract it is null or
+/// writable.
 #[repr(transparent)]
 #[derive(Debug)]
 pub(crate) struct Out<T>(*mut T);
@@ -113,12 +115,14 @@ impl<T> Out<T> {
     pub(crate) fn set_at(self, index: usize, value: T) {
         if !self.0.is_null() {
             let element = self.0.wrapping_add(index);
-            // SAFETY: the pointer isn't null, so by the API's contract it is writable for the elements the call is documented to write.
+            // SAFETY: the pointer isn't null, so by the API's contract it is writable for the elements the call is
+            // documented to write.
             unsafe { element.write_unaligned(value) };
         }
     }
 
-    /// Reads what the caller stored there, for a value that is both input and output; the pointer must be [`present`](Self::present).
+    /// Reads what the caller stored there, for a value that is both input and output; the pointer must be
+    /// [`present`](Self::present).
     pub(crate) fn current(self) -> T
     where
         T: Copy + Default,
@@ -146,7 +150,8 @@ impl<T> Out<T> {
     }
 }
 
-/// A caller's pointer that a call reads from. Only C callers create one, and by the driver API's contract it is null or readable.
+/// A caller's pointer that a call reads from. Only C callers create one, and by the driver API's contract it is null or
+/// readable.
 #[repr(transparent)]
 #[derive(Debug)]
 pub(crate) struct In<T>(*const T);
@@ -184,7 +189,8 @@ impl<T: Copy> In<T> {
             return Err(Code::INVALID_VALUE);
         }
         let element = self.0.wrapping_add(index);
-        // SAFETY: the pointer isn't null, so by the API's contract it is readable for the elements the call is documented to read.
+        // SAFETY: the pointer isn't null, so by the API's contract it is readable for the elements the call is
+        // documented to read.
         Ok(unsafe { element.read_unaligned() })
     }
 
@@ -221,7 +227,8 @@ impl Text {
         if self.0.is_null() {
             return Err(Code::INVALID_VALUE);
         }
-        // SAFETY: the pointer isn't null, so by the API's contract it is a NUL-terminated string that stays valid during the call.
+        // SAFETY: the pointer isn't null, so by the API's contract it is a NUL-terminated string that stays valid
+        // during the call.
         Ok(unsafe { CStr::from_ptr(self.0) }.to_bytes())
     }
 

@@ -1,5 +1,5 @@
-//! Handles: numbers that identify objects in a table. A handle is never used as a pointer and never reused for another object, so a stale
-//! or made-up one is an error.
+//! Handles: numbers that identify objects in a table. A handle is never used as a pointer and never reused for another
+//! object, so a stale or made-up one is an error.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};

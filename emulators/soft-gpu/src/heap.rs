@@ -21,8 +21,8 @@ pub(crate) struct Heap {
 /// The prefix of each memory file's name; the device's ordinal follows.
 pub(crate) const NAME: &str = "softgpu-heap-";
 
-/// cuMemAlloc's addresses are multiples of this, as on hardware. At least as many bytes after each allocation stay unused, so that accesses
-/// past the end are caught.
+/// cuMemAlloc's addresses are multiples of this, as on hardware. At least as many bytes after each allocation stay
+/// unused, so that accesses past the end are caught.
 pub(crate) const UNIT: u64 = 512;
 
 /// Allocations of a page or more start on a page boundary, so that cuMemGetHandleForAddressRange can export them.

@@ -56,7 +56,8 @@ api! {
         release(address as u64)
     }
 
-    /// The flags are portable, device map, I/O memory and read-only. The memory must be mapped, or a GPU couldn't reach it.
+    /// The flags are portable, device map, I/O memory and read-only. The memory must be mapped, or a GPU couldn't reach
+    /// it.
     cuMemHostRegister_v2(address: *mut c_void, bytes: usize, flags: u32) {
         let context = context::current()?;
         let (start, len) = (address as u64, bytes as u64);

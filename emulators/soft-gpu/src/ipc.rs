@@ -1,7 +1,7 @@
 //! IPC handles, with which other processes open cuMemAlloc memory and events.
 //!
-//! A handle names a memory file (the device's or the event's) in the process that made the handle, and a part of that file. The other
-//! process opens the file through `/proc`, so both must run as the same user.
+//! A handle names a memory file (the device's or the event's) in the process that made the handle, and a part of that
+//! file. The other process opens the file through `/proc`, so both must run as the same user.
 
 use std::ffi::c_int;
 use std::fs::File;

@@ -217,7 +217,8 @@ api! {
         launch(function, &shape, stream, &Arguments { each, extra: In::at_address(0) })
     }
 
-    /// Attributes that tell hardware how to schedule, programmatic serialization among them, have no effect; kernel events are not supported.
+    /// Attributes that tell hardware how to schedule, programmatic serialization among them, have no effect; kernel
+    /// events are not supported.
     cuLaunchKernelEx(config: In<Config>, function: usize, each: In<usize>, extra: In<usize>) {
         let config = config.get()?;
         let (mut cooperative, mut cluster) = (false, None);

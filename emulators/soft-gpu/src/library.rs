@@ -1,4 +1,5 @@
-//! Libraries: images that belong to no context. A context gets its own module of a library when it first uses one of the kernels.
+//! Libraries: images that belong to no context. A context gets its own module of a library when it first uses one of
+//! the kernels.
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int};

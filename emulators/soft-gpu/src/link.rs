@@ -1,6 +1,7 @@
 //! Images and the linker: one or more PTX texts, and what the linker makes of them.
 //!
-//! cuLinkComplete returns an image in this library's own format: a header and the texts that were added. No other driver accepts it.
+//! cuLinkComplete returns an image in this library's own format: a header and the texts that were added. No other
+//! driver accepts it.
 
 use std::ffi::{c_char, c_int};
 use std::sync::{Arc, Mutex};
@@ -72,7 +73,8 @@ impl Image {
     /// Reads an image that comes from a file or the linker.
     ///
     /// # Errors
-    /// `CUDA_ERROR_NO_BINARY_FOR_GPU` for machine code, `CUDA_ERROR_INVALID_IMAGE` or `CUDA_ERROR_INVALID_PTX` if it isn't an image.
+    /// `CUDA_ERROR_NO_BINARY_FOR_GPU` for machine code, `CUDA_ERROR_INVALID_IMAGE` or `CUDA_ERROR_INVALID_PTX` if it
+    /// isn't an image.
     pub(crate) fn of_bytes(name: &str, bytes: &[u8]) -> Outcome<Self> {
         if let Some(mut rest) = bytes.strip_prefix(&MAGIC) {
             let mut read = || {
@@ -126,7 +128,8 @@ impl Image {
 /// The newest PTX version of the driver's release.
 const NEWEST: (u32, u32) = (8, 7);
 
-/// Parses a text. Like the driver, refuses one for a newer release than the driver's, or for a newer GPU than the devices.
+/// Parses a text. Like the driver, refuses one for a newer release than the driver's, or for a newer GPU than the
+/// devices.
 fn parse(name: &str, text: &str) -> Result<Module, Error> {
     let module = Module::parse(name, text)?;
     let error = |kind, directive: &str, value: String, cause| {
@@ -184,8 +187,8 @@ pub(crate) fn read_file(path: &str) -> Outcome<Vec<u8>> {
     })
 }
 
-/// The program's buffers for the compiler's messages (information and errors) and their sizes. On return, the driver replaces each size
-/// with the length of the text.
+/// The program's buffers for the compiler's messages (information and errors) and their sizes. On return, the driver
+/// replaces each size with the length of the text.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Logs {
     info: Option<Buffer>,
@@ -200,7 +203,8 @@ struct Buffer {
     size: Out<usize>,
 }
 
-// SAFETY: the program keeps the buffers until it destroys the linker, and the linker's lock lets one call at a time write.
+// SAFETY: the program keeps the buffers until it destroys the linker, and the linker's lock lets one call at a time
+// write.
 unsafe impl Send for Buffer {}
 
 impl Buffer {

@@ -66,7 +66,8 @@ fn library() -> usize {
         if known == 0 || info.dli_fname.is_null() {
             return 0;
         }
-        // SAFETY: the name is a string from the loader that lives as long as the library; with these flags nothing gets loaded.
+        // SAFETY: the name is a string from the loader that lives as long as the library; with these flags nothing gets
+        // loaded.
         unsafe { libc::dlopen(info.dli_fname, libc::RTLD_LAZY | libc::RTLD_NOLOAD) as usize }
     })
 }
@@ -80,8 +81,8 @@ fn symbol(name: &str) -> *mut c_void {
     unsafe { libc::dlsym(handle as *mut c_void, name.as_ptr().cast::<c_char>()) }
 }
 
-/// Returns the newest version of a function in the given release, and the result of the lookup. A program from a newer release than this
-/// driver's gets the newest version that the driver has.
+/// Returns the newest version of a function in the given release, and the result of the lookup. A program from a newer
+/// release than this driver's gets the newest version that the driver has.
 fn search(name: &str, version: c_int) -> (*mut c_void, c_int) {
     let mut status = MISSING;
     let version = version.min(VERSION);

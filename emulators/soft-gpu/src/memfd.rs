@@ -14,7 +14,8 @@ pub(crate) const GRANULARITY: usize = 2 << 20;
 /// Creates a memory file of `len` bytes that can't shrink under its mappers and that other users can't open.
 ///
 /// # Errors
-/// The operating system's error; a file beyond the process's file size limit is refused here, because the kernel would kill the process.
+/// The operating system's error; a file beyond the process's file size limit is refused here, because the kernel would
+/// kill the process.
 pub(crate) fn create(name: &str, len: u64) -> io::Result<OwnedFd> {
     let (limit, _) = nix::sys::resource::getrlimit(nix::sys::resource::Resource::RLIMIT_FSIZE)?;
     if len > limit {
@@ -99,8 +100,8 @@ pub(crate) fn shared(address: usize, len: usize, fd: &OwnedFd, offset: u64) -> i
     Ok(if address == 0 { mapped } else { address })
 }
 
-/// If the CPU can't touch device memory, maps a file at a device address itself, for the CPU: host memory that [`shared`] has mapped there.
-/// `rights` says whether the CPU may read and write it.
+/// If the CPU can't touch device memory, maps a file at a device address itself, for the CPU: host memory that
+/// [`shared`] has mapped there. `rights` says whether the CPU may read and write it.
 ///
 /// # Errors
 /// The operating system's error.
@@ -138,14 +139,16 @@ pub(crate) fn clear(address: usize, len: usize) -> io::Result<()> {
 }
 
 fn map(address: usize, len: usize, rights: i32, flags: i32, fd: i32, offset: i64) -> io::Result<usize> {
-    // SAFETY: the kernel chooses a free address, or the address is in one of this library's reservations, which hold no Rust objects.
+    // SAFETY: the kernel chooses a free address, or the address is in one of this library's reservations, which hold no
+    // Rust objects.
     let base = unsafe { libc::mmap(address as *mut libc::c_void, len, rights, flags, fd, offset) };
     if base == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(base as usize) }
 }
 
 /// Unmaps memory from [`reserve`] or [`anonymous`].
 pub(crate) fn unmap(address: usize, len: usize) {
-    // SAFETY: this library made the mapping, and its caller has removed it from the table of ranges, so no new access can start.
+    // SAFETY: this library made the mapping, and its caller has removed it from the table of ranges, so no new access
+    // can start.
     let _ = unsafe { libc::munmap(address as *mut libc::c_void, len) };
     let at = backing(address as u64) as usize;
     if at != address {

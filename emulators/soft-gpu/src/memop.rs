@@ -1,4 +1,5 @@
-//! Stream operations on words of memory (waits for a value, writes, and atomic reductions), and flushes of cards' writes.
+//! Stream operations on words of memory (waits for a value, writes, and atomic reductions), and flushes of cards'
+//! writes.
 
 use std::ffi::c_int;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -94,7 +95,8 @@ struct Operation {
 }
 
 impl Operation {
-    /// Parses an operation; None for one that has no effect here. `newest` is false for the old version of the function.
+    /// Parses an operation; None for one that has no effect here. `newest` is false for the old version of the
+    /// function.
     ///
     /// # Errors
     /// `CUDA_ERROR_INVALID_VALUE`.
@@ -126,7 +128,8 @@ impl Operation {
         if operation.good(device) { Ok(Some(operation)) } else { Err(Code::INVALID_VALUE) }
     }
 
-    /// Parses a reduction, whose layout differs: operation and type where the others have the address, then address and value.
+    /// Parses a reduction, whose layout differs: operation and type where the others have the address, then address and
+    /// value.
     fn reduction(from: &Parameters) -> Option<Self> {
         let (reduction, kind) = (from.address as u32, (from.address >> 32) as u32);
         let reduction = match reduction {
@@ -164,11 +167,13 @@ impl Operation {
             fault.set(Code::ILLEGAL_ADDRESS);
             return true;
         }
-        // SAFETY: `allowed` found the range, which stays mapped while this counts as running, and `read` checked the alignment.
+        // SAFETY: `allowed` found the range, which stays mapped while this counts as running, and `read` checked the
+        // alignment.
         let narrow = unsafe { AtomicU32::from_ptr(memfd::backing(self.address) as *mut u32) };
         // A narrow word may not be aligned for a wide access.
         let wide = self.wide.then(|| {
-            // SAFETY: `allowed` found the range, which stays mapped while this counts as running, and `read` checked the alignment.
+            // SAFETY: `allowed` found the range, which stays mapped while this counts as running, and `read` checked
+            // the alignment.
             unsafe { AtomicU64::from_ptr(memfd::backing(self.address) as *mut u64) }
         });
         if let Act::Reduce(_) = self.act {
@@ -276,7 +281,8 @@ api! {
         Ok(())
     }
 
-    /// Returns the number of flushes by this process, and of stream reductions since the last one. NVIDIA's driver has no such function.
+    /// Returns the number of flushes by this process, and of stream reductions since the last one. NVIDIA's driver has
+    /// no such function.
     cuSoftGpuFlushes(flushes: Out<u64>, reduced: Out<u64>) {
         flushes.set(FLUSHES.load(Ordering::SeqCst))?;
         reduced.set(REDUCED.load(Ordering::SeqCst))

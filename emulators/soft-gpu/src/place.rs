@@ -30,7 +30,8 @@ impl Place {
         if matches!(self.kind, ON_HOST | ON_NODE) { Ok(CPU) } else { Ok(1 << self.device()?) }
     }
 
-    /// Whether `accessor` can be given access to memory here: the CPU reaches host memory, and as a node only that of nodes.
+    /// Whether `accessor` can be given access to memory here: the CPU reaches host memory, and as a node only that of
+    /// nodes.
     pub(crate) fn is_open_to(&self, accessor: &Self) -> bool {
         match accessor.kind {
             ON_HOST => self.is_host() || device::is_coherent(),

@@ -87,8 +87,8 @@ api! {
         Ok(())
     }
 
-    /// Only synchronous memory operations can be set, with no effect: copies here are never out of order with the card. Memory from
-    /// cuMemCreate and pools doesn't have the attribute.
+    /// Only synchronous memory operations can be set, with no effect: copies here are never out of order with the card.
+    /// Memory from cuMemCreate and pools doesn't have the attribute.
     cuPointerSetAttribute(value: In<u32>, number: c_int, address: u64) {
         device::started()?;
         let synchronous = value.get()? != 0;

@@ -1,5 +1,5 @@
-//! Memory pools: how much of a device's heap each pool's allocations use, and which devices may touch them. A pool keeps no free memory, so
-//! reserved memory is always memory in use.
+//! Memory pools: how much of a device's heap each pool's allocations use, and which devices may touch them. A pool
+//! keeps no free memory, so reserved memory is always memory in use.
 
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -69,7 +69,8 @@ impl Pool {
         pool
     }
 
-    /// Counts `bytes` as used if `place` finds room for them. It is passed the devices that may touch the memory, as bits.
+    /// Counts `bytes` as used if `place` finds room for them. It is passed the devices that may touch the memory, as
+    /// bits.
     ///
     /// # Errors
     /// `CUDA_ERROR_OUT_OF_MEMORY`, and those of `place`.

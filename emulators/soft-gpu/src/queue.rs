@@ -1,7 +1,8 @@
 //! Stream queues: each queue runs its tasks in order, on its own thread.
 //!
-//! A task can wait for points in other streams, for events and for the default stream's ordering. Points always belong to tasks submitted
-//! earlier, so streams never deadlock on each other. A copy on an idle stream runs on the caller's thread.
+//! A task can wait for points in other streams, for events and for the default stream's ordering. Points always belong
+//! to tasks submitted earlier, so streams never deadlock on each other. A copy on an idle stream runs on the caller's
+//! thread.
 
 use std::collections::{HashMap, VecDeque};
 use std::ffi::c_int;

@@ -1,7 +1,8 @@
 //! The state of an interprocess event: a page of memory that all its processes map.
 //!
-//! A record takes the next number. When its stream reaches the record, the number is stored in its place in the page. Queries and waits are
-//! for the last record at the time. There are [`PLACES`] places, so a record also counts as done when the one that many later is.
+//! A record takes the next number. When its stream reaches the record, the number is stored in its place in the page.
+//! Queries and waits are for the last record at the time. There are [`PLACES`] places, so a record also counts as done
+//! when the one that many later is.
 
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -61,7 +62,8 @@ impl Shared {
 
     fn words(&self) -> &Words {
         let at = memfd::backing(self.address as u64) as *const Words;
-        // SAFETY: the page is mapped as long as `self` lives, aligned and long enough. Its words are atomic, and any bytes are valid.
+        // SAFETY: the page is mapped as long as `self` lives, aligned and long enough. Its words are atomic, and any
+        // bytes are valid.
         unsafe { &*at }
     }
 
@@ -69,8 +71,8 @@ impl Shared {
         &self.words().places[number as usize % PLACES]
     }
 
-    /// Takes a number for a record. The caller submits its [`end`](Self::end) to a stream before calling [`publish`](Self::publish), so a
-    /// wait on the same stream comes after what it waits for.
+    /// Takes a number for a record. The caller submits its [`end`](Self::end) to a stream before calling
+    /// [`publish`](Self::publish), so a wait on the same stream comes after what it waits for.
     pub(crate) fn take(&self) -> u64 {
         let number = self.words().taken.fetch_add(1, Ordering::Relaxed) + 1;
         self.place(number).process.store(std::process::id().into(), Ordering::Relaxed);

@@ -40,7 +40,8 @@ pub(crate) struct Entry {
     pub(crate) device: usize,
     /// The handle of the context that the memory belongs to; 0 for cuMemMap mappings, which belong to none.
     pub(crate) context: usize,
-    /// For cuMemMap mappings, pool memory and other processes' memory: the devices that may read and write it, a bit each.
+    /// For cuMemMap mappings, pool memory and other processes' memory: the devices that may read and write it, a bit
+    /// each.
     pub(crate) readers: u64,
     pub(crate) writers: u64,
     /// Unique within this process.
@@ -151,7 +152,8 @@ pub(crate) fn remove(start: u64, why: &'static str, wanted: impl Fn(&Entry) -> b
     Some(entry)
 }
 
-/// Changes the ranges that make up exactly the `len` bytes at `start`. Returns false and changes nothing if none do or one isn't `wanted`.
+/// Changes the ranges that make up exactly the `len` bytes at `start`. Returns false and changes nothing if none do or
+/// one isn't `wanted`.
 pub(crate) fn update(start: u64, len: u64, wanted: impl Fn(&Entry) -> bool, act: impl Fn(&mut Entry)) -> bool {
     change(|ranges| {
         let Some(whole) = whole(ranges, start, len) else { return false };
@@ -209,8 +211,8 @@ pub(crate) fn covered(address: u64, len: u64, wanted: impl Fn(&Entry) -> bool) -
     covering(address, len).is_some_and(|entries| entries.iter().all(wanted))
 }
 
-/// Returns the allocation whose pages contain all of the bytes, with its pages as the range. Like the driver's, small allocations are parts
-/// of larger blocks, and the driver knows their whole pages.
+/// Returns the allocation whose pages contain all of the bytes, with its pages as the range. Like the driver's, small
+/// allocations are parts of larger blocks, and the driver knows their whole pages.
 pub(crate) fn heap_around(address: u64, len: u64) -> Option<Entry> {
     let page = crate::memfd::page_size();
     let first = address / page * page;
@@ -250,8 +252,9 @@ pub(crate) struct View {
     pub(crate) device: usize,
 }
 
-// SAFETY: ranges are memory files and host memory that this process has mapped, and hold no Rust objects. A range that has left the table
-// stays mapped until no kernel is running (`unmap_later`). Host memory is the program's: a program keeps it mapped while kernels use it.
+// SAFETY: ranges are memory files and host memory that this process has mapped, and hold no Rust objects. A range that
+// has left the table stays mapped until no kernel is running (`unmap_later`). Host memory is the program's: a program
+// keeps it mapped while kernels use it.
 unsafe impl Memory for View {
     fn backing(&self) -> Option<fn(u64) -> u64> {
         crate::memfd::hidden().then_some(crate::memfd::backing as fn(u64) -> u64)

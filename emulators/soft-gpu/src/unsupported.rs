@@ -1,5 +1,5 @@
-//! Driver API functions that this GPU doesn't support. Each is exported, as in real drivers, and always refuses; its first refusal is
-//! logged.
+//! Driver API functions that this GPU doesn't support. Each is exported, as in real drivers, and always refuses; its
+//! first refusal is logged.
 
 use crate::code::Code;
 use crate::guard::{entry, log_once};

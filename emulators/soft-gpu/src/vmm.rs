@@ -77,7 +77,8 @@ const fn whole(value: u64) -> bool {
 impl Properties {
     /// Checks the properties of memory to be created.
     fn check(&self) -> Outcome {
-        // Handle types are bits: file descriptors, and two of another operating system. Fabric handles (8) need an NVLink fabric.
+        // Handle types are bits: file descriptors, and two of another operating system. Fabric handles (8) need an
+        // NVLink fabric.
         if self.handle_types & 8 != 0 {
             return Err(Code::NOT_SUPPORTED);
         }
@@ -121,9 +122,9 @@ fn name_of(file: &impl AsFd) -> Option<String> {
     Some(link.to_str()?.strip_prefix("/memfd:")?.split(' ').next()?.to_owned())
 }
 
-/// The name of the file that stands for a dma-buf of several allocations. Nothing can map them through one descriptor, so the file only
-/// says where this process has them, as two numbers: the process, and the address. It is as long as the range and can't be mapped for
-/// writing, so cards ask the driver for the address, and copy through the driver.
+/// The name of the file that stands for a dma-buf of several allocations. Nothing can map them through one descriptor,
+/// so the file only says where this process has them, as two numbers: the process, and the address. It is as long as
+/// the range and can't be mapped for writing, so cards ask the driver for the address, and copy through the driver.
 const SEGMENTS: &str = "softgpu-segments";
 
 fn export_segments(address: u64, bytes: usize) -> std::io::Result<OwnedFd> {
@@ -148,8 +149,8 @@ fn address_in_segments(fd: BorrowedFd<'_>, at: u64, bytes: usize) -> Option<u64>
     (here && inside && space::covered(address, bytes as u64, is_mapping)).then_some(address)
 }
 
-/// Exports bytes as a dma-buf: a descriptor of their memory file, positioned at the first byte, or of a file that stands for several
-/// adjacent allocations.
+/// Exports bytes as a dma-buf: a descriptor of their memory file, positioned at the first byte, or of a file that
+/// stands for several adjacent allocations.
 fn export_range(address: u64, bytes: usize) -> Outcome<OwnedFd> {
     let failed = |_| Code::OPERATING_SYSTEM;
     if let Some(entry) = space::heap_around(address, bytes as u64) {
@@ -457,8 +458,9 @@ api! {
         out.cast::<c_int>().set(descriptor.into_raw_fd())
     }
 
-    /// Returns the address of a dma-buf's bytes at `offset`, for the driver's copies: a software card uses it to reach device memory that
-    /// the CPU can't touch. NVIDIA's driver has no such function; its kernel module gives cards access.
+    /// Returns the address of a dma-buf's bytes at `offset`, for the driver's copies: a software card uses it to reach
+    /// device memory that the CPU can't touch. NVIDIA's driver has no such function; its kernel module gives cards
+    /// access.
     cuSoftGpuAttachDmaBuf(out: Out<u64>, fd: c_int, offset: u64, bytes: usize) {
         device::started()?;
         out.present()?;

@@ -1,9 +1,9 @@
 //! Counts the instructions of mlx5 posts and polls: `cargo bench -p soft-mlx5 --bench instructions [-- --check]`.
 //!
-//! Each figure is the mean over many operations and counts all executed instructions: the loop, loading the arguments from memory, the
-//! doorbell, and for polls also reading each completion's byte count and request index and releasing the slots. The card executes no
-//! instructions, because the completions are already in the queue. With `--check` the program prints PASS, FAIL or SKIP for each
-//! budget, and fails if one is exceeded.
+//! Each figure is the mean over many operations and counts all executed instructions: the loop, loading the arguments
+//! from memory, the doorbell, and for polls also reading each completion's byte count and request index and releasing
+//! the slots. The card executes no instructions, because the completions are already in the queue. With `--check` the
+//! program prints PASS, FAIL or SKIP for each budget, and fails if one is exceeded.
 #![allow(unsafe_code)]
 
 use ferrogin_test_support::callgrind::{self, Count};
@@ -133,7 +133,8 @@ fn completions(blocks: Option<Blocks>, opcode: CqeOpcode) -> CompletionQueue {
     // SAFETY: the memory is aligned and mapped until the program ends, and no other queue uses it.
     let arm = unsafe { ArmRegister::new(arm) };
     ring.initialise();
-    // SAFETY: the queue's memory is aligned and mapped until the program ends; driver and card access it by the format's rules.
+    // SAFETY: the queue's memory is aligned and mapped until the program ends; driver and card access it by the
+    // format's rules.
     let card = unsafe { CqMemory::new(slots.cast(), LOG_SLOTS, record) };
     let layout = if blocks.is_some() { Layout::Enhanced } else { Layout::Plain };
     let mut writer = CqWriter::new(

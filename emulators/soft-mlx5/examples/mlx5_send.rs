@@ -1,4 +1,5 @@
-//! Sends one message between two queue pairs of a ConnectX card, in software by default: `cargo run -p soft-mlx5 --example mlx5_send`.
+//! Sends one message between two queue pairs of a ConnectX card, in software by default: `cargo run -p soft-mlx5
+//! --example mlx5_send`.
 //!
 //! With `FERROGIN_MLX5=mlx5_0` the same code runs on that card.
 #![allow(unsafe_code)]

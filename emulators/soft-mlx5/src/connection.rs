@@ -1,5 +1,6 @@
-//! Connections between cards: streams of frames. The card that has requests connects, and answers use the same connection. Two
-//! cards with requests in both directions have two connections, so simultaneous connects need no arbitration.
+//! Connections between cards: streams of frames. The card that has requests connects, and answers use the same
+//! connection. Two cards with requests in both directions have two connections, so simultaneous connects need no
+//! arbitration.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};

@@ -102,7 +102,8 @@ impl CompletionQueue {
         }
     }
 
-    /// Writes pending completions and checks whether the consumer has armed. Returns true if any were written. Overruns are permanent.
+    /// Writes pending completions and checks whether the consumer has armed. Returns true if any were written. Overruns
+    /// are permanent.
     pub(super) fn flush(&mut self) -> bool {
         let before = self.writer.producer();
         self.overrun |= self.writer.flush().is_err();

@@ -1,7 +1,7 @@
 //! The card's side of a completion queue: writes the completions that [`mlx5::cq`] polls.
 //!
-//! The software card and tests use it to produce completions. It shares the format with the poller, but no state: the completions'
-//! bytes decide whether they can be compressed, and seeded chance decides whether they are.
+//! The software card and tests use it to produce completions. It shares the format with the poller, but no state: the
+//! completions' bytes decide whether they can be compressed, and seeded chance decides whether they are.
 
 #[allow(unsafe_code)]
 mod memory;
@@ -203,7 +203,8 @@ impl CqWriter {
 }
 
 impl CqWriter {
-    /// Writes a block's arrays of mini completions and then its title, which makes them valid. The other slots keep their bytes.
+    /// Writes a block's arrays of mini completions and then its title, which makes them valid. The other slots keep
+    /// their bytes.
     fn write_basic(&mut self, minis: usize) {
         let Some(mut title) = self.pending.front().copied() else { return };
         let owner = self.producer >> self.log & 1 != 0;
@@ -235,7 +236,8 @@ impl CqWriter {
     }
 }
 
-/// Whether `cqe` can be the `number`th mini completion after a title, which means that it only differs in a mini completion's fields.
+/// Whether `cqe` can be the `number`th mini completion after a title, which means that it only differs in a mini
+/// completion's fields.
 fn compresses(title: &Cqe, number: u32, cqe: &Cqe) -> bool {
     let bad = [CqeOpcode::ReqErr, CqeOpcode::RespErr, CqeOpcode::Invalid];
     if bad.contains(&cqe.op_own.opcode()) || cqe.op_own.format() != CqeFormat::Plain {

@@ -1,23 +1,26 @@
-//! A software ConnectX card, which executes the bytes of mlx5 work requests as the hardware does, including its silent failures.
+//! A software ConnectX card, which executes the bytes of mlx5 work requests as the hardware does, including its silent
+//! failures.
 //!
-//! A [`Card`] is an [`mlx5::device::Device`]. Its queues are plain memory: rings, doorbell records and doorbell registers. The driver
-//! writes requests there and rings the doorbell; the engine, a single thread, reads them and writes completions. Other cards, in this
-//! process or another, connect to a queue pair with the value of `Device::endpoint`.
+//! A [`Card`] is an [`mlx5::device::Device`]. Its queues are plain memory: rings, doorbell records and doorbell
+//! registers. The driver writes requests there and rings the doorbell; the engine, a single thread, reads them and
+//! writes completions. Other cards, in this process or another, connect to a queue pair with the value of
+//! `Device::endpoint`.
 //!
 //! The rules that the card checks, and the failures that it doesn't report, are those of the hardware:
 //!
-//! * A doorbell only counts once both the record and the register have been written. A request must carry the index of its
-//!   slot and the number of its queue pair.
-//! * A bind or invalidation takes effect a little later ([`Settings::max_bind_delay`]). A request with a fence waits for it; a request
-//!   without one may overtake it.
-//! * A UMR changes only the fields that its mask names. Its flags decide what is checked; a failed check is a bind error.
-//! * A bind whose translation size is too small completes without an error, and so does every operation through that window, but no
-//!   bytes move.
-//! * If a tag is stale, a window belongs to another queue pair, a range is out of bounds or a right is missing, the peer gets "remote
-//!   access error". Both queue pairs go to the error state, and their other requests are flushed.
+//! * A doorbell only counts once both the record and the register have been written. A request must carry the index of
+//!   its slot and the number of its queue pair.
+//! * A bind or invalidation takes effect a little later ([`Settings::max_bind_delay`]). A request with a fence waits
+//!   for it; a request without one may overtake it.
+//! * A UMR changes only the fields that its mask names. Its flags decide what is checked; a failed check is a bind
+//!   error.
+//! * A bind whose translation size is too small completes without an error, and so does every operation through that
+//!   window, but no bytes move.
+//! * If a tag is stale, a window belongs to another queue pair, a range is out of bounds or a right is missing, the
+//!   peer gets "remote access error". Both queue pairs go to the error state, and their other requests are flushed.
 //! * A message waits for a receive for the sender's RNR timeout ([`Settings::rnr_timeout`]).
-//! * A compressing queue writes blocks of 1 to 7 completions at random where a title allows it, even across the end of the queue, and
-//!   writes only a block's first slot.
+//! * A compressing queue writes blocks of 1 to 7 completions at random where a title allows it, even across the end of
+//!   the queue, and writes only a block's first slot.
 //!
 //! Each violation is logged to standard error with the queue pair, the request and the rule.
 
@@ -104,7 +107,8 @@ impl Drop for Alive {
     }
 }
 
-/// Opens the ConnectX card that FERROGIN_MLX5 names, as `mlx5_0` or `mlx5_0:PORT:GID-INDEX`; without it, a software card with `settings`.
+/// Opens the ConnectX card that FERROGIN_MLX5 names, as `mlx5_0` or `mlx5_0:PORT:GID-INDEX`; without it, a software
+/// card with `settings`.
 ///
 /// # Errors
 /// There is no such card, or the software card can't be opened.
@@ -196,7 +200,8 @@ impl Card {
         self.address
     }
 
-    /// Makes the card at `to` reachable for datagrams. The bytes of its address take the place of the GID in the address vector.
+    /// Makes the card at `to` reachable for datagrams. The bytes of its address take the place of the GID in the
+    /// address vector.
     ///
     /// # Errors
     /// [`DeviceError::Peer`]: no card answers at the address.

@@ -53,7 +53,8 @@ struct Region {
     access: Access,
 }
 
-/// A window: its memory key's context, in which a UMR changes the fields named by its `mkey_mask`, and its translation table.
+/// A window: its memory key's context, in which a UMR changes the fields named by its `mkey_mask`, and its translation
+/// table.
 #[derive(Debug, Clone, Copy)]
 struct Window {
     pd: u32,

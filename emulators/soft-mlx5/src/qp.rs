@@ -131,7 +131,8 @@ pub(super) enum Fetched {
 }
 
 impl QueuePair {
-    /// Returns the receive queue's number for completions: a shared queue's number, or 0. `own` is this queue pair's number.
+    /// Returns the receive queue's number for completions: a shared queue's number, or 0. `own` is this queue pair's
+    /// number.
     pub(super) fn srqn(&self, own: u32) -> u32 {
         if self.receives == own { 0 } else { self.receives }
     }
@@ -142,7 +143,8 @@ impl QueuePair {
         (receive + (1 << (log_entries + log_stride)), receive)
     }
 
-    /// Returns whether the driver has rung since the last poll. An `Err` has a doorbell value that doesn't name this queue pair.
+    /// Returns whether the driver has rung since the last poll. An `Err` has a doorbell value that doesn't name this
+    /// queue pair.
     pub(super) fn take_doorbell(&mut self, qpn: u32) -> Result<bool, u64> {
         let mut rung = false;
         for half in 0..2 {

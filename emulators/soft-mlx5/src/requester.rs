@@ -24,7 +24,8 @@ fn total(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
-/// Calls `each` for bytes `from..from + len` of a list of buffers, with each part's address and its range within the `len` bytes.
+/// Calls `each` for bytes `from..from + len` of a list of buffers, with each part's address and its range within the
+/// `len` bytes.
 pub(super) fn walk(sges: &[Sge], from: u64, len: usize, mut each: impl FnMut(u64, std::ops::Range<usize>)) {
     let (mut skip, mut done) = (from, 0);
     for sge in sges {

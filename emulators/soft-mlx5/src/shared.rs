@@ -1,5 +1,5 @@
-//! Memory shared by driver and card (rings, doorbell records, registers), and the user's buffers. All of the mlx5 front end's accesses by
-//! raw address are in this file.
+//! Memory shared by driver and card (rings, doorbell records, registers), and the user's buffers. All of the mlx5 front
+//! end's accesses by raw address are in this file.
 #![allow(unsafe_code)]
 
 use std::io;
@@ -36,7 +36,8 @@ impl Shared {
     /// Returns the driver's view of a ring at `at`.
     pub(super) fn ring(&self, at: usize, log_entries: u32, log_entry: u32) -> Ring {
         let base = self.address(at, 1 << (log_entries + log_entry));
-        // SAFETY: the ring is in the mapping, and aligned by the queues' layout; only the driver that gets it writes there.
+        // SAFETY: the ring is in the mapping, and aligned by the queues' layout; only the driver that gets it writes
+        // there.
         unsafe { Ring::new(base, log_entries, log_entry) }
     }
 
@@ -79,7 +80,8 @@ impl Shared {
     /// Returns the card's view of the same slots and the word with the consumer's index.
     pub fn completions(&self, at: usize, log: u32, record: usize) -> CqMemory {
         let (slots, record) = (self.address(at, 64 << log).cast(), self.address(record, 4).cast());
-        // SAFETY: the slots are in the mapping, and page-aligned; the completion queue that holds the writer keeps the mapping.
+        // SAFETY: the slots are in the mapping, and page-aligned; the completion queue that holds the writer keeps the
+        // mapping.
         unsafe { CqMemory::new(slots, log, record) }
     }
 
@@ -108,8 +110,8 @@ pub(super) fn copy_from(address: u64, into: &mut [u8]) {
 
 /// Copies to the user's memory at `address`.
 pub(super) fn copy_to(address: u64, bytes: &[u8]) {
-    // SAFETY: a memory key that allows writing covers the range, which the caller of `register` keeps mapped until the key is
-    // removed.
+    // SAFETY: a memory key that allows writing covers the range, which the caller of `register` keeps mapped until the
+    // key is removed.
     unsafe { memory::copy(address as *mut u8, bytes.as_ptr(), bytes.len()) };
 }
 

@@ -1,6 +1,7 @@
 //! The 32-byte EFA address, and the contents of a software card's 16-byte GID.
 //!
-//! The address has the layout of libfabric's `efa_ep_addr`: GID, QPN, padding, QKey, and eight bytes that are zero on the wire.
+//! The address has the layout of libfabric's `efa_ep_addr`: GID, QPN, padding, QKey, and eight bytes that are zero on
+//! the wire.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -21,7 +22,8 @@ pub const ADDRESS_LEN: usize = 32;
 
 /// A card's name, and the permission to reach it: a card accepts connections only from cards that know its GID.
 ///
-/// A GID reveals nothing about its host but the address: cards on one host find each other under a name derived from the GID.
+/// A GID reveals nothing about its host but the address: cards on one host find each other under a name derived from
+/// the GID.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Gid {
     /// Address and port for cards on other hosts; `None` for a card that only its own host reaches.

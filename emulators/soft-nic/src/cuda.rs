@@ -1,5 +1,6 @@
-//! Access to GPU memory by address: the CUDA driver copies to and from it. The driver is loaded when GPU memory is first registered;
-//! without one, the registration fails with an error that names it. The software GPU's driver also finds the address of a dma-buf.
+//! Access to GPU memory by address: the CUDA driver copies to and from it. The driver is loaded when GPU memory is
+//! first registered; without one, the registration fails with an error that names it. The software GPU's driver also
+//! finds the address of a dma-buf.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, c_char, c_int, c_void};
@@ -53,8 +54,9 @@ unsafe impl Send for Context {}
 // SAFETY: a handle of the driver, which any thread may use.
 unsafe impl Send for Stream {}
 
-/// The driver's entry points, with their types in cuda.h, releases 11 to 13. Those that are not unsafe take all values of their types: the
-/// driver checks numbers, sets the variables behind references, and made the contexts and streams itself.
+/// The driver's entry points, with their types in cuda.h, releases 11 to 13. Those that are not unsafe take all values
+/// of their types: the driver checks numbers, sets the variables behind references, and made the contexts and streams
+/// itself.
 struct Entries {
     init: extern "C" fn(u32) -> c_int,
     text: extern "C" fn(c_int, &mut *const c_char) -> c_int,
@@ -231,7 +233,8 @@ impl Driver {
     pub unsafe fn write(&self, ordinal: u32, to: u64, from: *const u8, len: usize) -> Result<(), CudaError> {
         let Device { context, stream } = self.device(ordinal)?;
         self.within(context, || {
-            // SAFETY: this function's caller keeps `len` bytes at `from` readable and at `to` mapped in the device's memory.
+            // SAFETY: this function's caller keeps `len` bytes at `from` readable and at `to` mapped in the device's
+            // memory.
             let code = unsafe { (self.entries.to_device)(to, from.cast(), len, stream) };
             self.check("cuMemcpyHtoDAsync", code)?;
             self.check("cuStreamSynchronize", (self.entries.synchronize)(stream))
@@ -248,7 +251,8 @@ impl Driver {
     pub unsafe fn read(&self, ordinal: u32, to: *mut u8, from: u64, len: usize) -> Result<(), CudaError> {
         let Device { context, stream } = self.device(ordinal)?;
         self.within(context, || {
-            // SAFETY: this function's caller keeps `len` bytes at `to` writable and at `from` mapped in the device's memory.
+            // SAFETY: this function's caller keeps `len` bytes at `to` writable and at `from` mapped in the device's
+            // memory.
             let code = unsafe { (self.entries.from_device)(to.cast(), from, len, stream) };
             self.check("cuMemcpyDtoHAsync", code)?;
             self.check("cuStreamSynchronize", (self.entries.synchronize)(stream))

@@ -1,4 +1,5 @@
-//! Faults that the card simulates, from `SOFTEFA_FAULTS`: a comma-separated list of `key=value` and of flags without a value.
+//! Faults that the card simulates, from `SOFTEFA_FAULTS`: a comma-separated list of `key=value` and of flags without a
+//! value.
 
 use efa_dp_direct::wqe::RequestIds;
 
@@ -15,7 +16,8 @@ const FLAGS: &str = "narrow_only, no_counters, no_hmem, refuse_tclass, ignore_tc
 pub struct Faults {
     /// Seed of every random choice.
     pub seed: u64,
-    /// Requests are delivered and completed in random order within this many outstanding requests; 0 and 1 keep the order.
+    /// Requests are delivered and completed in random order within this many outstanding requests; 0 and 1 keep the
+    /// order.
     pub reorder: u32,
     /// Delay of each delivery and of each completion, in microseconds, from..=to.
     pub delay_us: (u64, u64),
@@ -51,7 +53,8 @@ pub struct Faults {
     pub refuse_tclass: bool,
     /// Traffic classes in hints are all ignored, as by libfabric 2.6.0.
     pub ignore_tclass: bool,
-    /// Completion queues have no descriptor to wait on (`FI_WAIT_FD`), as with libfabric's `efa` provider while its shared memory is on.
+    /// Completion queues have no descriptor to wait on (`FI_WAIT_FD`), as with libfabric's `efa` provider while its
+    /// shared memory is on.
     pub no_wait_fd: bool,
     /// A closed endpoint drops the requests that the card has not delivered yet, as with libfabric's `efa` provider.
     pub close_drops: bool,

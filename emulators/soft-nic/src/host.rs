@@ -6,7 +6,8 @@ use std::os::linux::fs::MetadataExt;
 use nix::ifaddrs::getifaddrs;
 use nix::net::if_::InterfaceFlags;
 
-/// Returns the boot and the network namespace, hashed to 32 bits. Abstract sockets connect processes with the same number.
+/// Returns the boot and the network namespace, hashed to 32 bits. Abstract sockets connect processes with the same
+/// number.
 pub fn host_id() -> u32 {
     let mut hash = Fnv::default();
     // Without a boot id, the host name and the address identify the host.
@@ -46,8 +47,8 @@ impl Fnv {
     }
 }
 
-/// Returns the first address of an interface that is up and not loopback, or 127.0.0.1. A link-local address, which only reaches the hosts
-/// of one link, comes last.
+/// Returns the first address of an interface that is up and not loopback, or 127.0.0.1. A link-local address, which
+/// only reaches the hosts of one link, comes last.
 pub fn default_address() -> Ipv4Addr {
     let Ok(interfaces) = getifaddrs() else { return Ipv4Addr::LOCALHOST };
     interfaces

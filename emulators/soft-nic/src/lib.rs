@@ -1,7 +1,7 @@
 //! The software EFA card's engine: its rings, rules, memory, wires and faults.
 //!
-//! The card executes the bytes that software writes into its rings as the hardware does, and refuses what the hardware refuses. Software
-//! reaches the card through a front end: the `softefa` crate is the one for libfabric.
+//! The card executes the bytes that software writes into its rings as the hardware does, and refuses what the hardware
+//! refuses. Software reaches the card through a front end: the `softefa` crate is the one for libfabric.
 
 pub mod address;
 pub mod card;

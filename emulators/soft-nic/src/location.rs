@@ -21,9 +21,9 @@ pub enum Location {
 unsafe impl Send for Location {}
 
 impl Location {
-    /// Returns the location of `len` bytes of a dma-buf from `offset` on, and the card's mapping of them. If a GPU's driver lets no CPU map
-    /// its exports, the CUDA driver copies instead: on the software GPU at the address where its driver has the bytes, on others at
-    /// `address`, where the caller says this process has them.
+    /// Returns the location of `len` bytes of a dma-buf from `offset` on, and the card's mapping of them. If a GPU's
+    /// driver lets no CPU map its exports, the CUDA driver copies instead: on the software GPU at the address where its
+    /// driver has the bytes, on others at `address`, where the caller says this process has them.
     ///
     /// # Errors
     /// The mapping's error; the log says why the driver cannot copy.
@@ -87,7 +87,8 @@ impl Location {
                 unsafe { memory::copy(at, from, len) };
                 Ok(())
             }
-            // SAFETY: the caller keeps `from` readable for `len` bytes; registration found that many bytes of this device at `at`.
+            // SAFETY: the caller keeps `from` readable for `len` bytes; registration found that many bytes of this
+            // device at `at`.
             Self::Cuda(device, at) => unsafe { Driver::get()?.write(device, at, from, len) },
         }
     }
@@ -106,7 +107,8 @@ impl Location {
                 unsafe { memory::copy(to, at, len) };
                 Ok(())
             }
-            // SAFETY: the caller keeps `to` writable for `len` bytes; registration found that many bytes of this device at `at`.
+            // SAFETY: the caller keeps `to` writable for `len` bytes; registration found that many bytes of this device
+            // at `at`.
             Self::Cuda(device, at) => unsafe { Driver::get()?.read(device, to, at, len) },
         }
     }

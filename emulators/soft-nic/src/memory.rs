@@ -50,12 +50,14 @@ impl Mapping {
         Self::of_range(fd, range(fd, offset, len)?.0, len)
     }
 
-    /// Maps the 8 bytes of `fd` at `offset`, and returns the mapping and the word. The words in one page of a file share one mapping.
+    /// Maps the 8 bytes of `fd` at `offset`, and returns the mapping and the word. The words in one page of a file
+    /// share one mapping.
     ///
     /// # Errors
     /// The range is beyond the end of the file or not aligned, or the system is out of memory.
     pub fn word(fd: BorrowedFd<'_>, offset: u64) -> io::Result<(Arc<Self>, *mut u64)> {
-        /// By the file's device and inode, and the page's offset. A mapping keeps its file, so no other file gets the inode meanwhile.
+        /// By the file's device and inode, and the page's offset. A mapping keeps its file, so no other file gets the
+        /// inode meanwhile.
         static PAGES: Mutex<BTreeMap<(u64, u64, u64), Weak<Mapping>>> = Mutex::new(BTreeMap::new());
         const LEN: usize = size_of::<u64>();
         let (at, stat) = range(fd, offset, LEN)?;
@@ -177,7 +179,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `map` mapped the range, and this value is its owner. Users of a copy of the pointer keep this value alive.
+        // SAFETY: `map` mapped the range, and this value is its owner. Users of a copy of the pointer keep this value
+        // alive.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
 }
@@ -187,8 +190,9 @@ pub(crate) fn place_in_file(fd: BorrowedFd<'_>, offset: u64) -> io::Result<(u64,
     range(fd, offset, 0).map(|(at, stat)| (stat.st_ino, at))
 }
 
-/// Returns the place in the file of the `len` bytes of `fd` from `offset` on, and the file's status. A mapping beyond the end of a file
-/// would fault, so it is refused here. A device's buffer has no size of its own; its mmap checks the range itself.
+/// Returns the place in the file of the `len` bytes of `fd` from `offset` on, and the file's status. A mapping beyond
+/// the end of a file would fault, so it is refused here. A device's buffer has no size of its own; its mmap checks the
+/// range itself.
 fn range(fd: BorrowedFd<'_>, offset: u64, len: usize) -> io::Result<(u64, FileStat)> {
     let at = offset.checked_add(exported_start(fd)).ok_or(io::ErrorKind::InvalidInput)?;
     let stat = nix::sys::stat::fstat(fd)?;
@@ -202,8 +206,8 @@ fn is_regular(stat: &FileStat) -> bool {
     stat.st_mode & libc::S_IFMT == libc::S_IFREG
 }
 
-/// Returns the offset in the file where a dma-buf begins. The software GPU exports a part of its memory as a descriptor of a memory file,
-/// positioned at the part's first byte. Any other descriptor begins at 0.
+/// Returns the offset in the file where a dma-buf begins. The software GPU exports a part of its memory as a descriptor
+/// of a memory file, positioned at the part's first byte. Any other descriptor begins at 0.
 fn exported_start(fd: BorrowedFd<'_>) -> u64 {
     // Most descriptors are at 0, which is cheaper to find out than their name. Drivers' dma-bufs have no position.
     let at = nix::unistd::lseek(fd, 0, nix::unistd::Whence::SeekCur).unwrap_or(0);

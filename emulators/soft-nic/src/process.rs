@@ -1,5 +1,5 @@
-//! Which process this is. A process that `fork` makes inherits the library's memory, but none of its threads, and perhaps locks that other
-//! threads held: what the parent opened stays the parent's, and the child opens its own.
+//! Which process this is. A process that `fork` makes inherits the library's memory, but none of its threads, and
+//! perhaps locks that other threads held: what the parent opened stays the parent's, and the child opens its own.
 #![allow(unsafe_code)]
 
 use std::ptr;
@@ -23,7 +23,8 @@ impl Process {
     /// Returns the calling process.
     pub fn current() -> Self {
         static COUNTS: Once = Once::new();
-        // SAFETY: the handler changes an atomic and nothing else. If the library is unloaded, the C library forgets the handler.
+        // SAFETY: the handler changes an atomic and nothing else. If the library is unloaded, the C library forgets the
+        // handler.
         COUNTS.call_once(|| _ = unsafe { libc::pthread_atfork(None, None, Some(count_fork)) });
         Self(FORKS.load(Ordering::Relaxed))
     }
@@ -57,7 +58,8 @@ pub(crate) fn at_exit(function: extern "C" fn()) {
     ONCE.call_once(|| _ = unsafe { libc::atexit(function) });
 }
 
-/// A static of which each process has its own. A forked child gets a new one, and leaves its parent's as it was inherited.
+/// A static of which each process has its own. A forked child gets a new one, and leaves its parent's as it was
+/// inherited.
 #[derive(Debug)]
 pub struct PerProcess<T>(AtomicPtr<(Process, T)>);
 

@@ -1,4 +1,5 @@
-//! Secrets from the system, and a small seeded generator. Faults must be reproducible, and keys hard to guess by accident.
+//! Secrets from the system, and a small seeded generator. Faults must be reproducible, and keys hard to guess by
+//! accident.
 
 /// Returns bytes from the system's random source, for secrets.
 ///

@@ -1,7 +1,9 @@
-//! A card's trace (`SOFTEFA_TRACE`): every work request that the card takes and every completion, as fixed-size records.
+//! A card's trace (`SOFTEFA_TRACE`): every work request that the card takes and every completion, as fixed-size
+//! records.
 //!
-//! A file is a sequence of [`Record`]s and nothing else. Cards in many processes append to one file: each write holds whole records, and
-//! the system appends each write as a whole. A card's own records are in time order. `ferrogin trace` reads the file.
+//! A file is a sequence of [`Record`]s and nothing else. Cards in many processes append to one file: each write holds
+//! whole records, and the system appends each write as a whole. A card's own records are in time order. `ferrogin
+//! trace` reads the file.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};
@@ -36,7 +38,8 @@ pub enum Kind {
     Completion = 3,
     /// The card took a receive for a message that arrived: `bytes` holds its descriptors.
     Receive = 4,
-    /// A receive completed, or a peer's write with immediate data arrived: `bytes` holds the completion entry, if one was written.
+    /// A receive completed, or a peer's write with immediate data arrived: `bytes` holds the completion entry, if one
+    /// was written.
     Received = 5,
     /// A peer's write or read was counted, without a completion entry.
     Counted = 6,
@@ -103,7 +106,8 @@ pub struct Record {
     pub peer: U32,
     /// The IPv4 address of the peer's host.
     pub peer_ip: [u8; 4],
-    /// The work request, the receive's descriptors, or the completion entry. A GID in an entry has zeros in place of its secret.
+    /// The work request, the receive's descriptors, or the completion entry. A GID in an entry has zeros in place of
+    /// its secret.
     pub bytes: [u8; 128],
     /// [`END`].
     pub end: [u8; 4],
@@ -139,7 +143,8 @@ impl Record {
         &self.bytes[..usize::from(self.size.get()).min(self.bytes.len())]
     }
 
-    /// Parses the record in the first [`RECORD_LEN`] bytes; `None` if its first or last bytes, its kind or its size are invalid.
+    /// Parses the record in the first [`RECORD_LEN`] bytes; `None` if its first or last bytes, its kind or its size are
+    /// invalid.
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         let (record, _) = Self::read_from_prefix(bytes).ok()?;
         let fits = usize::from(record.size.get()) <= record.bytes.len();
@@ -148,7 +153,8 @@ impl Record {
     }
 }
 
-/// Returns why a file that begins with these bytes is no trace that this release reads; `None` if it is one, or if it is empty.
+/// Returns why a file that begins with these bytes is no trace that this release reads; `None` if it is one, or if it
+/// is empty.
 pub fn refuse(first: &[u8]) -> Option<String> {
     match first {
         [b's', b'f', b't', version, ..] if *version != MAGIC[3] => Some(format!(
@@ -175,8 +181,8 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// Opens or creates the file, with the process id in place of `%p` in its name. Only the user may read a new file, because a trace
-    /// holds keys of queue pairs and memory.
+    /// Opens or creates the file, with the process id in place of `%p` in its name. Only the user may read a new file,
+    /// because a trace holds keys of queue pairs and memory.
     ///
     /// # Errors
     /// The file cannot be written, is a link or not a regular file, belongs to another user, or is not a trace.

@@ -15,7 +15,8 @@ use crate::guard::{Errno, object, status};
 use crate::objects::{self, Held, Object, Open};
 use crate::uses::Uses;
 
-/// A pipe into which the card writes a completion queue's address for each event, as the kernel does: libfabric reads it directly.
+/// A pipe into which the card writes a completion queue's address for each event, as the kernel does: libfabric reads
+/// it directly.
 #[repr(C)]
 pub(crate) struct Channel {
     raw: ib::ibv_comp_channel,
@@ -69,7 +70,8 @@ impl Channel {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner).insert(cq as u64, member);
     }
 
-    /// Removes a queue. Its events still in the pipe are then ignored, unless a later queue of the channel gets the same address.
+    /// Removes a queue. Its events still in the pipe are then ignored, unless a later queue of the channel gets the
+    /// same address.
     pub(crate) fn detach(&self, number: u64) {
         self.queues.lock().unwrap_or_else(PoisonError::into_inner).remove(&number);
     }

@@ -98,7 +98,8 @@ impl Context {
     /// Returns this process's card: a child that was forked after the device was opened has its own.
     ///
     /// # Errors
-    /// There are no sockets or no memory for the child's card, or two forks lie between the process that opened the device and this one.
+    /// There are no sockets or no memory for the child's card, or two forks lie between the process that opened the
+    /// device and this one.
     pub(crate) fn card(&self) -> Result<&Card, Errno> {
         if !self.uses.are_inherited() {
             return Ok(&self.card);
@@ -138,7 +139,8 @@ unsafe extern "C" fn ibv_close_device(raw: *mut ib::ibv_context) -> c_int {
             return Ok(());
         }
         let open = objects::take::<Context>("ibv_close_device", raw)?;
-        // Like the kernel, remove what is still open. The memory stays, because the program may still call the destructors.
+        // Like the kernel, remove what is still open. The memory stays, because the program may still call the
+        // destructors.
         for qpn in open.queue_pairs.read().unwrap_or_else(PoisonError::into_inner).keys() {
             open.card.close_qp(*qpn);
         }
@@ -350,8 +352,8 @@ extern "C" fn ibv_get_pkey_index(_: *mut ib::ibv_context, port: u8, pkey: u16) -
     if port == PORT && pkey == PKEY { 0 } else { -1 }
 }
 
-/// Waits for an asynchronous event. The card raises none, so the call returns when the device is closed, or at once with `EAGAIN` if the
-/// program made the descriptor non-blocking.
+/// Waits for an asynchronous event. The card raises none, so the call returns when the device is closed, or at once
+/// with `EAGAIN` if the program made the descriptor non-blocking.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_async_event(raw: Open<Context>, _event: *mut ib::ibv_async_event) -> c_int {
     let body = || {

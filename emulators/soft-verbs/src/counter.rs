@@ -85,7 +85,8 @@ unsafe fn word_at(location: &ib::efadv_memory_location, start: u64) -> Result<Wo
                 return Err(Errno::INVAL);
             }
             memory::populate(at as usize, LEN, true)?;
-            // SAFETY: the address is aligned and writable, as just checked; this function's caller keeps the memory mapped.
+            // SAFETY: the address is aligned and writable, as just checked; this function's caller keeps the memory
+            // mapped.
             Ok(unsafe { Word::at(at, start) })
         }
         ib::EFADV_MEMORY_LOCATION_DMABUF => {

@@ -132,8 +132,8 @@ impl Reader {
     fn next(&mut self) -> Option<RawCqe> {
         let slot = self.buffer.wrapping_add((self.next & (self.entries - 1)) as usize * CQ_ENTRY_LEN as usize);
         let word = |i: usize| {
-            // SAFETY: the ring is mapped until the queue is closed, and the slot lies in it. The acquire orders the first word, which
-            // holds the phase, before the others.
+            // SAFETY: the ring is mapped until the queue is closed, and the slot lies in it. The acquire orders the
+            // first word, which holds the phase, before the others.
             unsafe { memory::load_acquire(slot.wrapping_add(8 * i).cast()) }
         };
         let expected = (self.next >> self.entries.trailing_zeros()) & 1 == 0;
@@ -418,7 +418,8 @@ pub(crate) unsafe extern "C" fn poll(raw: Open<Cq>, count: c_int, to: *mut ib::i
                 Err(Errno(code)) if i == 0 => return -code,
                 Err(_) => return i,
             };
-            // SAFETY: the program gives room for `count` completions, and this is one. Fields that a completion lacks stay as they are.
+            // SAFETY: the program gives room for `count` completions, and this is one. Fields that a completion lacks
+            // stay as they are.
             let wc = unsafe { &mut *to.wrapping_add(i as usize) };
             (wc.wr_id, wc.status, wc.vendor_err) = (done.wr_id, wc_status(done.status), done.status.into());
             (wc.opcode, wc.qp_num, wc.wc_flags) = (done.opcode, done.qpn.into(), flags_of(&done));

@@ -44,8 +44,8 @@ fn put<const N: usize>(field: &mut [c_char; N], text: &str) {
     }
 }
 
-/// Reads the settings from the environment. Without `SOFTEFA_IFADDR` only this host's cards can reach the card, so its GID begins with
-/// fe80::/64, like an EFA card's. UCX takes equal prefixes as a sign that a card is reachable.
+/// Reads the settings from the environment. Without `SOFTEFA_IFADDR` only this host's cards can reach the card, so its
+/// GID begins with fe80::/64, like an EFA card's. UCX takes equal prefixes as a sign that a card is reachable.
 pub(crate) fn settings(call: &str) -> Result<Config, Errno> {
     let mut config = Config::from_env().map_err(|error| refuse(call, Errno::INVAL, format_args!("{error}")))?;
     if config.wire == WireChoice::Auto && config.ifaddr.is_none() {
@@ -130,7 +130,8 @@ unsafe extern "C" fn ibv_get_device_guid(device: Option<&Device>) -> u64 {
     entry("ibv_get_device_guid", 0, || device.map_or(0, |device| guid(device.number)))
 }
 
-/// Returns the kernel's index for the device, which UCX uses to ask the kernel about it. The kernel knows no software cards.
+/// Returns the kernel's index for the device, which UCX uses to ask the kernel about it. The kernel knows no software
+/// cards.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_device_index(_device: Option<&Device>) -> c_int {
     -1

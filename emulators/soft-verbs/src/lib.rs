@@ -1,10 +1,11 @@
-//! The software EFA card as libibverbs and libefa: the front end for libfabric's own `efa` provider and other verbs programs.
+//! The software EFA card as libibverbs and libefa: the front end for libfabric's own `efa` provider and other verbs
+//! programs.
 //!
-//! `link.sh` links `libibverbs.so.1` from this crate's static library; `libefa.so.1` is another name for the same file. The card itself is
-//! the `soft-nic` crate.
+//! `link.sh` links `libibverbs.so.1` from this crate's static library; `libefa.so.1` is another name for the same file.
+//! The card itself is the `soft-nic` crate.
 //!
-//! The layouts come from rdma-core's public headers (`bindings.rs`). Rules and errors follow rdma-core's efa and the kernel driver; the
-//! tests spell them out.
+//! The layouts come from rdma-core's public headers (`bindings.rs`). Rules and errors follow rdma-core's efa and the
+//! kernel driver; the tests spell them out.
 #![allow(unsafe_code)]
 
 mod ah;

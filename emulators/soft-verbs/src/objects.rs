@@ -1,4 +1,5 @@
-//! The program's open objects. Destructors look here before they touch an object: once destroyed, its memory may be someone else's.
+//! The program's open objects. Destructors look here before they touch an object: once destroyed, its memory may be
+//! someone else's.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -35,7 +36,8 @@ fn open() -> MutexGuard<'static, BTreeMap<usize, &'static str>> {
 /// An object whose address the program has.
 ///
 /// # Safety
-/// No other type has this kind, and the program's struct `Raw` lies at `AT` in the object. `uses` always returns the same count.
+/// No other type has this kind, and the program's struct `Raw` lies at `AT` in the object. `uses` always returns the
+/// same count.
 pub(crate) unsafe trait Object: Sized {
     /// Its name in messages.
     const KIND: &'static str;
@@ -51,9 +53,9 @@ pub(crate) unsafe trait Object: Sized {
 
 /// A parameter of an entry point: null, or the address of an open object.
 ///
-/// Verbs programs pass nothing else: that is the contract of every `unsafe extern "C"` entry point. Safe code can't make such a value; it
-/// comes from C or from [`Open::at`]. The object outlives the call, since programs don't destroy what they are using, and destructors
-/// refuse anything that isn't among the open objects.
+/// Verbs programs pass nothing else: that is the contract of every `unsafe extern "C"` entry point. Safe code can't
+/// make such a value; it comes from C or from [`Open::at`]. The object outlives the call, since programs don't destroy
+/// what they are using, and destructors refuse anything that isn't among the open objects.
 #[repr(transparent)]
 pub(crate) struct Open<'a, T: Object>(*mut T::Raw, PhantomData<&'a T>);
 
@@ -215,7 +217,8 @@ impl<T: Object> Taken<T> {
     /// Frees the object. If others still use it, its memory stays.
     pub(crate) fn free(self) {
         if self.uses().none().is_ok() {
-            // SAFETY: `give` made the address from a box of this type. Nothing uses the object, and no other call gets it.
+            // SAFETY: `give` made the address from a box of this type. Nothing uses the object, and no other call gets
+            // it.
             drop(unsafe { Box::from_raw(self.0) });
         }
     }
@@ -230,7 +233,8 @@ impl<T: Object> Deref for Taken<T> {
     }
 }
 
-/// Serves the program's destructor calls: frees the object after `close`, or leaves it open if that fails or others still use it.
+/// Serves the program's destructor calls: frees the object after `close`, or leaves it open if that fails or others
+/// still use it.
 pub(crate) fn destroy<T: Object>(call: &str, raw: *mut T::Raw, close: impl FnOnce(&T) -> Result<(), Errno>) -> c_int {
     status(call, || {
         if is_inherited::<T>(raw) {

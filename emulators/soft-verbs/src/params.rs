@@ -1,7 +1,7 @@
 //! Parameters that point to the program's memory: structs with their sizes, lists with their lengths, and requests.
 //!
-//! As with [`Open`](crate::objects::Open), safe code can't make such a value: it comes from C, and by the call's contract it is null or
-//! the program's memory, which stays valid during the call.
+//! As with [`Open`](crate::objects::Open), safe code can't make such a value: it comes from C, and by the call's
+//! contract it is null or the program's memory, which stays valid during the call.
 
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
@@ -128,7 +128,8 @@ pub(crate) trait Request {
 pub(crate) struct Posted<'a, W>(&'a W);
 
 impl<'a, W: Request> Requests<'a, W> {
-    /// Calls `post` with each request. Stops at the first one that fails, stores its address in `bad`, and returns its error.
+    /// Calls `post` with each request. Stops at the first one that fails, stores its address in `bad`, and returns its
+    /// error.
     pub(crate) fn post_each(
         self,
         bad: Option<&mut *mut W>,

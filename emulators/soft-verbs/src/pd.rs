@@ -1,5 +1,5 @@
-//! Protection domains. Thread domains and parent domains let a driver skip locks; this library keeps its locks, but checks the domains'
-//! uses as rdma-core's efa does.
+//! Protection domains. Thread domains and parent domains let a driver skip locks; this library keeps its locks, but
+//! checks the domains' uses as rdma-core's efa does.
 
 use std::ffi::c_int;
 

@@ -158,9 +158,11 @@ impl QueuePair {
     pub(crate) fn next_request(&self) -> (u64, c_uint) {
         let (wr_id, flags) = (offset_of!(ib::ibv_qp_ex, wr_id), offset_of!(ib::ibv_qp_ex, wr_flags));
         let fields = self.raw.get();
-        // SAFETY: the program writes the field only in its session, and this runs inside one of the program's calls in that session.
+        // SAFETY: the program writes the field only in its session, and this runs inside one of the program's calls in
+        // that session.
         let wr_id = unsafe { fields.wrapping_byte_add(wr_id).cast::<u64>().read() };
-        // SAFETY: the program writes the field only in its session, and this runs inside one of the program's calls in that session.
+        // SAFETY: the program writes the field only in its session, and this runs inside one of the program's calls in
+        // that session.
         (wr_id, unsafe { fields.wrapping_byte_add(flags).cast::<c_uint>().read() })
     }
 

@@ -19,7 +19,8 @@ use crate::queues::{Queues, Sizes};
 use crate::uses::{Turn, Uses};
 
 const CALL: &str = "ibv_create_qp";
-/// libibverbs' own calls only create UD queue pairs. Not logged, since programs try types to find out which ones a card has.
+/// libibverbs' own calls only create UD queue pairs. Not logged, since programs try types to find out which ones a card
+/// has.
 const ANOTHER_TYPE: Errno = Errno::UNSUPPORTED;
 const SEND_OPS: u64 = (ib::IBV_QP_EX_WITH_SEND | ib::IBV_QP_EX_WITH_SEND_WITH_IMM) as u64;
 const RDMA_OPS: u64 =

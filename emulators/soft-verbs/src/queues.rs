@@ -10,8 +10,8 @@ use soft_nic::card::queue::{RQ_ENTRY_LEN, WorkQueue};
 
 use crate::guard::Errno;
 
-/// The ids of the requests in flight. On the card an id has 16 bits: its entry's index here and, above that, the queue pair's generation,
-/// which reveals a completion from an earlier queue pair with the same number.
+/// The ids of the requests in flight. On the card an id has 16 bits: its entry's index here and, above that, the queue
+/// pair's generation, which reveals a completion from an earlier queue pair with the same number.
 #[derive(Debug)]
 struct Ids {
     wr_ids: Vec<Option<u64>>,

@@ -1,6 +1,8 @@
-//! libibverbs symbols that EFA doesn't support. Each fails with `EOPNOTSUPP`, as rdma-core does for EFA, whatever its arguments.
+//! libibverbs symbols that EFA doesn't support. Each fails with `EOPNOTSUPP`, as rdma-core does for EFA, whatever its
+//! arguments.
 //!
-//! So do the old forms from release 1.0, and the private symbols through which rdma-core's own drivers reach the kernel.
+//! So do the old forms from release 1.0, and the private symbols through which rdma-core's own drivers reach the
+//! kernel.
 
 use std::ffi::{c_int, c_void};
 use std::ptr;

@@ -42,7 +42,8 @@ impl Uses {
     }
 }
 
-/// One thread's turn over several calls: from `ibv_start_poll` to `ibv_end_poll`, or from `ibv_wr_start` to `ibv_wr_complete`.
+/// One thread's turn over several calls: from `ibv_start_poll` to `ibv_end_poll`, or from `ibv_wr_start` to
+/// `ibv_wr_complete`.
 ///
 /// It keeps two threads' call sequences apart. It guards no memory; the locks inside each call do that.
 #[derive(Debug, Default)]

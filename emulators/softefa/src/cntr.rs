@@ -79,7 +79,8 @@ impl Cntr {
         self.endpoints.lock().unwrap_or_else(PoisonError::into_inner).retain(|p| !Arc::ptr_eq(p, endpoint));
     }
 
-    /// Returns the value after polling the card and the endpoints: an application that reads a counter is mostly waiting for a change.
+    /// Returns the value after polling the card and the endpoints: an application that reads a counter is mostly
+    /// waiting for a change.
     fn polled_value(&self) -> u64 {
         self.progress();
         self.value()
@@ -209,7 +210,8 @@ unsafe fn word_at(location: &fi::fi_efa_memory_location, start: u64) -> Result<W
                 return Err(Code::INVAL);
             }
             memory::populate(at as usize, LEN, true)?;
-            // SAFETY: the address is aligned and writable, as just checked; this function's caller keeps the memory mapped.
+            // SAFETY: the address is aligned and writable, as just checked; this function's caller keeps the memory
+            // mapped.
             Ok(unsafe { Word::at(at, start) })
         }
         fi::fi_efa_memory_location_type::FI_EFA_MEMORY_LOCATION_DMABUF => {

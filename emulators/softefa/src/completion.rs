@@ -26,7 +26,8 @@ pub(super) struct Failure {
 }
 
 impl Failure {
-    /// Returns the failure of a request that completed with this status, which is not ok. The numbers are the efa provider's.
+    /// Returns the failure of a request that completed with this status, which is not ok. The numbers are the efa
+    /// provider's.
     pub(super) fn of_status(raw: u8) -> Self {
         use CompStatus as S;
         let err = match Status::from_raw(raw) {
@@ -271,10 +272,12 @@ impl CqQueue {
                         tag: entry.tag,
                     };
                     let to: *mut u8 = buf.cast::<u8>().wrapping_add(read * self.entry_size);
-                    // SAFETY: the caller provides room for `count` entries of `entry_size`, and every format is a prefix of the longest.
+                    // SAFETY: the caller provides room for `count` entries of `entry_size`, and every format is a
+                    // prefix of the longest.
                     unsafe { ptr::copy_nonoverlapping((&raw const whole).cast(), to, self.entry_size) };
                     if !source.is_null() {
-                        // SAFETY: not null, and this function's caller provides room for `count` sources; this is one of them.
+                        // SAFETY: not null, and this function's caller provides room for `count` sources; this is one
+                        // of them.
                         unsafe { source.wrapping_add(read).write(entry.source) };
                     }
                     ready.pop_front();

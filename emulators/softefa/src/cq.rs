@@ -1,5 +1,5 @@
-//! `fid_cq`: a completion queue. On `efa-direct` it is one of the card's rings, which programs that drive queues themselves read from
-//! memory; `fi_cq_read` reads the same entries.
+//! `fid_cq`: a completion queue. On `efa-direct` it is one of the card's rings, which programs that drive queues
+//! themselves read from memory; `fi_cq_read` reads the same entries.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::mem::offset_of;
@@ -69,7 +69,8 @@ impl Cq {
         self.ring.as_ref().map(|ring| ring.id)
     }
 
-    /// Whether a thread that waits for `wanted` entries may sleep: there are fewer, and the next completion raises the signal.
+    /// Whether a thread that waits for `wanted` entries may sleep: there are fewer, and the next completion raises the
+    /// signal.
     pub(super) fn may_sleep(&self, wanted: usize) -> bool {
         if let Some(signal) = &self.queue.signal {
             signal.arm();
@@ -237,7 +238,8 @@ impl Reader<'_> {
         if queue.len() < self.count.max(1) {
             queue.progress();
         }
-        // SAFETY: by `fi_cq(3)`, there is room for `count` entries of the format and, unless null, sources. Only `Arg::of` makes this type.
+        // SAFETY: by `fi_cq(3)`, there is room for `count` entries of the format and, unless null, sources. Only
+        // `Arg::of` makes this type.
         match unsafe { queue.read(self.buf, self.count, self.source) } {
             Ok(read) => Ok(i32::try_from(read).unwrap_or(i32::MAX)),
             Err(err) => {

@@ -69,7 +69,8 @@ impl DataPath {
         }
     }
 
-    /// Posts. If there is no room, polls the completion queue, which frees the room of completed requests, and posts once more.
+    /// Posts. If there is no room, polls the completion queue, which frees the room of completed requests, and posts
+    /// once more.
     fn post_with_progress(&self, post: impl Fn() -> Result<(), Code>) -> Result<(), Code> {
         match (post(), &self.bindings.send.queue) {
             (Err(Code::AGAIN), Some(queue)) => {

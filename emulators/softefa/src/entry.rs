@@ -1,9 +1,11 @@
-//! The entry points: C functions in libfabric's tables. Their pointers become this crate's types here, once for all of them.
+//! The entry points: C functions in libfabric's tables. Their pointers become this crate's types here, once for all of
+//! them.
 //!
-//! The safety argument for every entry point: only an application, or libfabric's core on its behalf, calls one, and the call's man page in
-//! libfabric says what each argument is. Pointers are null, or valid for the type and the number of elements that the page names, as long
-//! as the call lasts; an object stays open during the call. [`entry_points!`] converts the arguments to the types that an entry point
-//! declares, refuses null where a type does not allow it, and runs the body, which is safe code, without letting a panic out.
+//! The safety argument for every entry point: only an application, or libfabric's core on its behalf, calls one, and
+//! the call's man page in libfabric says what each argument is. Pointers are null, or valid for the type and the number
+//! of elements that the page names, as long as the call lasts; an object stays open during the call. [`entry_points!`]
+//! converts the arguments to the types that an entry point declares, refuses null where a type does not allow it, and
+//! runs the body, which is safe code, without letting a panic out.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::marker::PhantomData;
@@ -25,8 +27,8 @@ pub(super) trait Arg<'a, Raw>: Sized {
     unsafe fn of(raw: Raw, call: &'a Call) -> Result<Self, Code>;
 }
 
-/// Defines entry points: the C arguments, the name for the log and, for results that are not codes, the result of a failed call; then the
-/// body's arguments and what each is made from.
+/// Defines entry points: the C arguments, the name for the log and, for results that are not codes, the result of a
+/// failed call; then the body's arguments and what each is made from.
 macro_rules! entry_points {
     ($(
         $(#[$meta:meta])*
@@ -39,7 +41,8 @@ macro_rules! entry_points {
             $crate::entry::entry_points!(@run $call -> $ret, || {
                 $(
                     let raw = $from;
-                    // SAFETY: this function is unsafe, and its caller follows the man page: the argument is at the top of this file.
+                    // SAFETY: this function is unsafe, and its caller follows the man page: the argument is at the top
+                    // of this file.
                     let $typed: $ty = unsafe { $crate::entry::Arg::of(raw, &_call) }?;
                 )*
                 $body
@@ -55,7 +58,8 @@ pub(super) use entry_points;
 
 impl<'a, T, R> Arg<'a, *const R> for Option<&'a T> {
     unsafe fn of(raw: *const R, _: &'a Call) -> Result<Self, Code> {
-        // SAFETY: null, or a `T` or a struct that begins with one, which the application does not change during the call.
+        // SAFETY: null, or a `T` or a struct that begins with one, which the application does not change during the
+        // call.
         Ok(unsafe { raw.cast::<T>().as_ref() })
     }
 }

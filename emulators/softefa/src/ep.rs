@@ -53,7 +53,8 @@ pub(super) struct State {
     pub av: Option<Held<Av>>,
     pub send: Option<Queue>,
     pub recv: Option<Queue>,
-    /// The bound event queue. An endpoint without connections has no events, but the event queue cannot be closed before the endpoint.
+    /// The bound event queue. An endpoint without connections has no events, but the event queue cannot be closed
+    /// before the endpoint.
     pub eq: Option<Held<Eq>>,
     pub counters: [Option<Held<Cntr>>; EVENTS],
     pub qpn: Option<u16>,

@@ -1,4 +1,5 @@
-//! `fid_eq`: an event queue. This provider has no events of its own, so the queue holds only those that the application writes.
+//! `fid_eq`: an event queue. This provider has no events of its own, so the queue holds only those that the application
+//! writes.
 
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};

@@ -1,8 +1,8 @@
-//! The operation tables of `fi_open_ops`: the one for queues that a device drives (`fi_efa(7)`, "efa gda ops"), the query for its entries,
-//! and those for manual progress and statistics.
+//! The operation tables of `fi_open_ops`: the one for queues that a device drives (`fi_efa(7)`, "efa gda ops"), the
+//! query for its entries, and those for manual progress and statistics.
 //!
-//! The GDA table has no size field. Programs derive its entries from libfabric's version, which means nothing for this provider, so
-//! ferrogin's plugin queries the feature `softefa_gda_cntr_open_ext`.
+//! The GDA table has no size field. Programs derive its entries from libfabric's version, which means nothing for this
+//! provider, so ferrogin's plugin queries the feature `softefa_gda_cntr_open_ext`.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 

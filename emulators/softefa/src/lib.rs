@@ -1,9 +1,11 @@
 //! The software EFA card as a libfabric provider named `softefa`.
 //!
-//! libfabric loads the provider if `libsoftefa-fi.so` is in a directory of `FI_PROVIDER_PATH`. The card itself is the `soft-nic` crate.
+//! libfabric loads the provider if `libsoftefa-fi.so` is in a directory of `FI_PROVIDER_PATH`. The card itself is the
+//! `soft-nic` crate.
 //!
-//! The provider has the two fabrics of libfabric's `efa` provider. `efa-direct` is the bare card: messages of one packet, remote memory,
-//! and the queues themselves for programs that drive them. `efa` adds a protocol: messages of any length, in order, with tags.
+//! The provider has the two fabrics of libfabric's `efa` provider. `efa-direct` is the bare card: messages of one
+//! packet, remote memory, and the queues themselves for programs that drive them. `efa` adds a protocol: messages of
+//! any length, in order, with tags.
 //!
 //! Layouts and rules come from libfabric's public headers, and from `fi_efa(7)` for the GDA operations.
 #![allow(unsafe_code)]

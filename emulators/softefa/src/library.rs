@@ -43,8 +43,8 @@ impl Library {
 
     fn find() -> Option<Self> {
         let name = c"libfabric.so.1";
-        // SAFETY: with RTLD_NOLOAD nothing is loaded and no initialiser runs. The handle is never closed, and this library's mapping
-        // keeps the core loaded.
+        // SAFETY: with RTLD_NOLOAD nothing is loaded and no initialiser runs. The handle is never closed, and this
+        // library's mapping keeps the core loaded.
         let mut handle = unsafe { libc::dlopen(name.as_ptr(), libc::RTLD_NOW | libc::RTLD_NOLOAD) };
         if handle.is_null() {
             // The core is linked in, or loaded under another name with global symbols.
@@ -134,7 +134,8 @@ pub(super) fn refuse_setting(call: &str, error: &ConfigError) -> Code {
     refuse_attribute(call, Code::INVAL, format_args!("{error}"))
 }
 
-/// Logs why a call fails, and returns `code`. Programs try attributes and settings many times, so a repeated line is logged once.
+/// Logs why a call fails, and returns `code`. Programs try attributes and settings many times, so a repeated line is
+/// logged once.
 pub(super) fn refuse_attribute(call: &str, code: Code, why: std::fmt::Arguments<'_>) -> Code {
     static SAID: PerProcess<Mutex<String>> = PerProcess::new();
     let line = format!("{call}: {why}");

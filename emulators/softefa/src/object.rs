@@ -89,8 +89,8 @@ entry_points! {
     pub(super) fn close[T: Object](fid: *mut fi::fid) -> c_int as (&format!("fi_close({})", T::NAME)) (object: &T = fid) {
         object.uses().none()?;
         object.close()?;
-        // SAFETY: every object is in a box. No other object uses this one, and the application does not use a fid after it
-        // closed it.
+        // SAFETY: every object is in a box. No other object uses this one, and the application does not use a fid after
+        // it closed it.
         drop(unsafe { Box::from_raw(fid.cast::<T>()) });
         Ok(0)
     }

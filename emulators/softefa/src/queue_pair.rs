@@ -58,7 +58,8 @@ impl<T> QueuePair<T> {
         if self.geometry == Geometry::WIDE { self.max_inline() } else { 0 }
     }
 
-    /// Writes a request, which the card takes at the next [`ring`](Self::ring). `None` if there is no room or the request is too long.
+    /// Writes a request, which the card takes at the next [`ring`](Self::ring). `None` if there is no room or the
+    /// request is too long.
     pub(super) fn post(&mut self, to: Destination, op: Operation, request: T) -> Option<()> {
         let id = self.requests.next_id()?;
         let mut wqe = SendWqe::new(u64::from(id), to, op);
@@ -139,7 +140,8 @@ impl RingReader {
     pub(super) fn next(&mut self) -> Option<RawCqe> {
         let slot = self.buffer.wrapping_add((self.next & (self.entries - 1)) as usize * CQ_ENTRY_LEN as usize);
         let word = |i: usize| {
-            // SAFETY: the caller of `new` keeps the ring mapped, and the slot lies in it; acquire orders the first word before the others.
+            // SAFETY: the caller of `new` keeps the ring mapped, and the slot lies in it; acquire orders the first word
+            // before the others.
             unsafe { memory::load_acquire(slot.wrapping_add(8 * i).cast()) }
         };
         let first = RawCqe::from_words([word(0), 0, 0, 0]);

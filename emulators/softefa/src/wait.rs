@@ -95,8 +95,8 @@ impl Sleep {
     }
 }
 
-/// Reads until there is something or the time is over: `fi_cq_sread` and `fi_eq_sread`. `timeout` is that of [`Sleep::until`]. `read` learns
-/// whether this is the last read.
+/// Reads until there is something or the time is over: `fi_cq_sread` and `fi_eq_sread`. `timeout` is that of
+/// [`Sleep::until`]. `read` learns whether this is the last read.
 ///
 /// # Errors
 /// Those of `read`; `EAGAIN` if the time is over or the sleep was interrupted.

@@ -31,7 +31,8 @@ fn refused(name: &str, code: c_int, (expected, text): (c_int, &str)) {
 macro_rules! refuse {
     ($out:ident; $($name:literal => $call:expr => $status:expr, $text:literal;)*) => {
         $(
-            // SAFETY: pointers are null, misaligned, or valid for what the library accepts; the library looks handles up.
+            // SAFETY: pointers are null, misaligned, or valid for what the library accepts; the library looks handles
+            // up.
             let code = unsafe { $call };
             refused($name, code, ($status, $text));
             assert!($out.is_null(), "{}: a handle after an error", $name);
@@ -420,7 +421,8 @@ fn late_rank_is_waited_for() {
 fn child_of_a_fork_is_refused() {
     alone("child_of_a_fork_is_refused", &[], || {
         let comm = single();
-        // SAFETY: the child only calls the library's function, which returns before taking a lock, and then exits at once.
+        // SAFETY: the child only calls the library's function, which returns before taking a lock, and then exits at
+        // once.
         match unsafe { nix::unistd::fork() }.unwrap() {
             nix::unistd::ForkResult::Child => {
                 let code = ferrogin_barrier(comm);

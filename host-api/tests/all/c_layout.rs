@@ -1,5 +1,5 @@
-//! `ferrogin/host.h` has the same structs and numbers as the Rust definitions, and the library has every function that the
-//! header declares.
+//! `ferrogin/host.h` has the same structs and numbers as the Rust definitions, and the library has every function that
+//! the header declares.
 
 use crate::common::{dist, include};
 use ferrogin::capi::{CContextOptions, COptions};

@@ -1,4 +1,5 @@
-//! What closing a context promises: posts arrive though their context is destroyed right after them, and lost ones are reported.
+//! What closing a context promises: posts arrive though their context is destroyed right after them, and lost ones are
+//! reported.
 
 use crate::common::{dist, is_child, job, ranks, text, this_test};
 use ferrogin::device::{Action, Flags};
@@ -15,8 +16,8 @@ fn received(window: &Window, i: usize) -> u64 {
 
 const ROUNDS: &str = "FERROGIN_TEST_CLOSES";
 
-/// All ranks post to all others, wait for their own signals, and destroy the context at once. In a second context, each rank of one half
-/// posts to its neighbour, with the doorbell deferred, and destroys the context at once.
+/// All ranks post to all others, wait for their own signals, and destroy the context at once. In a second context, each
+/// rank of one half posts to its neighbour, with the doorbell deferred, and destroys the context at once.
 fn close_after_posts() {
     let comm = Comm::from_env(&Options::default()).expect("a communicator");
     let (rank, ranks) = (comm.rank(), comm.ranks());

@@ -12,7 +12,8 @@ pub fn dist(test: &str) -> Option<PathBuf> {
     ferrogin_test_support::dist(test, &["libferrogin.so", "libsoftefa-fi.so"])
 }
 
-/// Compiles a program from `examples/` with the compiler that `variable` names, or `default`. Without a compiler, skips `test`.
+/// Compiles a program from `examples/` with the compiler that `variable` names, or `default`. Without a compiler, skips
+/// `test`.
 pub fn compile(test: &str, compiler: (&str, &str), flags: &[&str], source: &str) -> Option<PathBuf> {
     compile_with(test, compiler, flags, source, &[])
 }
@@ -92,8 +93,8 @@ pub fn is_child(test: &str) -> bool {
     std::env::var(ROLE).is_ok_and(|name| name == test)
 }
 
-/// Runs `body` in a child process on the software card with extra `settings`, because a process chooses its card and faults
-/// only once.
+/// Runs `body` in a child process on the software card with extra `settings`, because a process chooses its card and
+/// faults only once.
 pub fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce()) {
     let Some(dist) = dist(test) else { return };
     if is_child(test) {

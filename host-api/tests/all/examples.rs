@@ -101,8 +101,8 @@ fn cpp_objects_own_their_handles() {
     let _ = std::fs::remove_file(program);
 }
 
-/// Runs a program from the repository's `examples/` on CPU threads, over a card that reorders requests. Each rank prints that
-/// nothing differs.
+/// Runs a program from the repository's `examples/` on CPU threads, over a card that reorders requests. Each rank
+/// prints that nothing differs.
 fn kernel_example_passes(test: &str, source: &str, ranks: usize) {
     let Some(program) = compile(test, CXX, &["-std=c++17", "-O2", "-x", "c++"], source) else { return };
     let outputs = job(test, ranks, |_| {

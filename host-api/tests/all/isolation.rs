@@ -1,5 +1,5 @@
-//! Isolated peers: a rank of several is killed, stopped or closes at a random moment, and the others finish with right data, know its name,
-//! and post to it no more.
+//! Isolated peers: a rank of several is killed, stopped or closes at a random moment, and the others finish with right
+//! data, know its name, and post to it no more.
 #![allow(unsafe_code)]
 
 use crate::common::{dist, is_child, on_software_card, text, this_test};
@@ -35,7 +35,8 @@ struct Rank<'a> {
 }
 
 impl Rank<'_> {
-    /// Returns the first byte of a part of the window: two buffers for each peer's puts, a buffer for each get, one with constant data.
+    /// Returns the first byte of a part of the window: two buffers for each peer's puts, a buffer for each get, one
+    /// with constant data.
     fn at(&self, part: usize) -> u64 {
         (part * BYTES) as u64
     }

@@ -32,7 +32,8 @@ fn threads_of_one_process_share_windows_of_both_kinds() {
                 let places = addresses(&comm, &window);
                 assert_eq!(places[2] - places[1], places[1] - places[0]);
                 for (rank, place) in places.iter().enumerate() {
-                    // SAFETY: the window of `rank` is mapped here with its `len(rank)` bytes, and no rank writes before the barrier.
+                    // SAFETY: the window of `rank` is mapped here with its `len(rank)` bytes, and no rank writes before
+                    // the barrier.
                     let bytes = unsafe { std::slice::from_raw_parts(*place as *const u8, len(rank)) };
                     assert!(bytes.iter().all(|byte| *byte == pattern(rank)), "the window of rank {rank}");
                 }

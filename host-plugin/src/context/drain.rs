@@ -1,7 +1,8 @@
 //! The last requests of contexts that are being destroyed.
 //!
-//! Destroying a queue pair discards the requests that its card hasn't delivered, and a peer's kernel may be waiting for one of their
-//! signals. So a context first rings what its kernels have deferred, and waits until its cards have completed all requests.
+//! Destroying a queue pair discards the requests that its card hasn't delivered, and a peer's kernel may be waiting for
+//! one of their signals. So a context first rings what its kernels have deferred, and waits until its cards have
+//! completed all requests.
 
 use super::Context;
 use crate::endpoint::{Endpoint, Start};
@@ -16,11 +17,12 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// Time between two checks: at first, and the longest. It doubles each time.
 const PAUSE: [Duration; 2] = [Duration::from_micros(20), Duration::from_millis(1)];
 
-/// Delivers what kernels have posted on these contexts, and what peers have signalled to them. Kernels no longer use the contexts, which
-/// stay open; their handles must still be valid, because NCCL may ask for errors meanwhile. Returns at once for contexts that have been
-/// drained before.
+/// Delivers what kernels have posted on these contexts, and what peers have signalled to them. Kernels no longer use
+/// the contexts, which stay open; their handles must still be valid, because NCCL may ask for errors meanwhile. Returns
+/// at once for contexts that have been drained before.
 ///
-/// An endpoint that fails isn't waited for, nor is a context that had failed before. What remains undelivered is in a WARN line.
+/// An endpoint that fails isn't waited for, nor is a context that had failed before. What remains undelivered is in a
+/// WARN line.
 pub fn drain(contexts: &[&Context]) {
     // A fork must not ring its parent's doorbells.
     if registry::forked_from().is_some() {
@@ -103,7 +105,8 @@ impl Queue<'_> {
     }
 }
 
-/// Returns how many of `posted` requests are incomplete. Kernels can write the number, so it may be wrong: a ring of `slots` holds no more.
+/// Returns how many of `posted` requests are incomplete. Kernels can write the number, so it may be wrong: a ring of
+/// `slots` holds no more.
 fn incomplete(posted: u32, completed: u32, slots: u32) -> u32 {
     // Both wrap at 2^31.
     let incomplete = posted.wrapping_sub(completed) & (u32::MAX >> 1);

@@ -1,7 +1,7 @@
 //! The emulated signals of a `createContext`: indexed words, receives, and an inbox for each context.
 //!
-//! The words are in the kernels' memory if the signal proxy can add to them there, through GDRCopy, and otherwise in the host's, where each read
-//! takes a GPU a round trip over PCIe.
+//! The words are in the kernels' memory if the signal proxy can add to them there, through GDRCopy, and otherwise in
+//! the host's, where each read takes a GPU a round trip over PCIe.
 
 use crate::comm::CollComm;
 use crate::device::{self, Adds, Device, DeviceBuffer, Use, WordMapping};
@@ -74,7 +74,8 @@ impl SignalMemory {
         let register = |rail: &&Arc<Rail>| {
             let (region, kind) = region_of(&*buffer, 0, len);
             let what = format!("registering {len} bytes for receives of signals with card {}", rail.name());
-            // SAFETY: each inbox keeps the region and the buffer, and drops its queue pair first. No Rust reference covers the memory.
+            // SAFETY: each inbox keeps the region and the buffer, and drops its queue pair first. No Rust reference
+            // covers the memory.
             let region = unsafe { MemoryRegion::register_kind(&rail.domain, region, bindings::FI_RECV, 0, kind) };
             let region = Arc::new(region.map_err(Error::fabric(what))?);
             let (lkey, _) = rail.keys(&region)?;

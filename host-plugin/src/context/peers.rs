@@ -63,8 +63,8 @@ fn targets(slots: usize, nranks: usize) -> Result<usize, Error> {
     )))
 }
 
-/// Inserts one address per card into the rail's address vector, in one call, and queries the handles. `cards` has a rank and an address for
-/// each card.
+/// Inserts one address per card into the rail's address vector, in one call, and queries the handles. `cards` has a
+/// rank and an address for each card.
 fn handles_of(
     rail: &Arc<Rail>,
     context: &OneContext,

@@ -28,7 +28,8 @@ pub struct OneContext {
 }
 
 impl OneContext {
-    /// Opens the endpoints on `rail`, without targets yet. Advances `next`, the offsets of the next counters in `memory`.
+    /// Opens the endpoints on `rail`, without targets yet. Advances `next`, the offsets of the next counters in
+    /// `memory`.
     ///
     /// # Errors
     /// An endpoint doesn't open.
@@ -51,7 +52,8 @@ impl OneContext {
             let offsets = *next;
             next.completed += COUNTER_STRIDE * if matches!(role, Role::Signal(_)) { 2 } else { 1 };
             next.errors += COUNTER_STRIDE;
-            // SAFETY: the caller keeps the memory. Both offsets advance with each endpoint, so no two counters share memory.
+            // SAFETY: the caller keeps the memory. Both offsets advance with each endpoint, so no two counters share
+            // memory.
             let endpoint = unsafe { Endpoint::open(rail, &*coll.device, options, &*memory.card, offsets) };
             let endpoint = endpoint?;
             if shape.layout == Layout::V1 && !endpoint.request_ids_64() && first_time(SHORT_IDS, &rail.name()) {
@@ -122,7 +124,8 @@ impl RailInfo {
         }
         let wide = match shape.layout {
             Layout::V0 => None,
-            // A queue of 128-byte requests has fewer slots. The card reports how many if the hints don't ask for a number.
+            // A queue of 128-byte requests has fewer slots. The card reports how many if the hints don't ask for a
+            // number.
             Layout::V1 => match find(true, 0, tclass) {
                 Ok(info) => {
                     let depth = depth.min(limit(&info));
@@ -153,8 +156,8 @@ impl RailInfo {
     }
 }
 
-/// Returns the traffic classes to try for a requested class, best first. EFA only knows the low-latency class, which stands in for
-/// expedited forwarding (DSCP 46) and every higher DSCP.
+/// Returns the traffic classes to try for a requested class, best first. EFA only knows the low-latency class, which
+/// stands in for expedited forwarding (DSCP 46) and every higher DSCP.
 fn tclass_choices(tclass: u32) -> Vec<u32> {
     let mut choices = vec![tclass];
     if tclass != 0 {

@@ -30,7 +30,8 @@ pub struct Shape {
     pub layout: Layout,
     /// NCCL's backendVersion.
     pub backend_version: i32,
-    /// Kernels post only to peers whose distance is a multiple of this. At least 1; 1 if it doesn't divide the number of ranks.
+    /// Kernels post only to peers whose distance is a multiple of this. At least 1; 1 if it doesn't divide the number
+    /// of ranks.
     pub rank_stride: usize,
     /// Initial limit of a kernel's wait in nanoseconds; 0 is no limit, as NCCL's kernels have limits of their own.
     pub wait_ns: u64,

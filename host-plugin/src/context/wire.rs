@@ -1,7 +1,8 @@
 //! A rank's description of its contexts for the other ranks: its block in the allgather. Integers are little endian.
 //!
-//! A [`RawCount`] of contexts, then each context's [`RawContext`], followed by a [`RawEndpoint`] for each of its endpoints. A rank that
-//! isolates peers adds the handle of its listener, for a ring that goes on without ranks that go.
+//! A [`RawCount`] of contexts, then each context's [`RawContext`], followed by a [`RawEndpoint`] for each of its
+//! endpoints. A rank that isolates peers adds the handle of its listener, for a ring that goes on without ranks that
+//! go.
 
 use crate::address::EndpointAddress;
 use ferrogin_ffi::ext::EmulatedPeer;

@@ -19,7 +19,8 @@ use std::ptr::NonNull;
 /// Host memory as device memory.
 #[derive(Debug)]
 pub struct CpuDevice {
-    /// True if cards register memory through the memfd (the software card), false if by address (hardware, which can't use a memfd).
+    /// True if cards register memory through the memfd (the software card), false if by address (hardware, which can't
+    /// use a memfd).
     export: bool,
 }
 
@@ -52,8 +53,8 @@ impl Device for CpuDevice {
         let file = memfd_create(c"ferrogin", MFdFlags::MFD_CLOEXEC).map_err(system("memfd_create", len))?;
         nix::unistd::ftruncate(&file, size.get() as i64).map_err(system("ftruncate", len))?;
         let flags = MapFlags::MAP_SHARED;
-        // SAFETY: the kernel chooses the address, so the mapping replaces no other. Only this process has the file, so its size doesn't
-        // change.
+        // SAFETY: the kernel chooses the address, so the mapping replaces no other. Only this process has the file, so
+        // its size doesn't change.
         let base = unsafe { mmap(None, size, ProtFlags::PROT_READ | ProtFlags::PROT_WRITE, flags, &file, 0) }
             .map_err(system("mmap", len))?;
         let export = self.export && usage != Use::Tables;
@@ -114,7 +115,8 @@ pub(super) fn check_mapped(address: usize, len: usize) -> Result<(), DeviceError
     let mut at = start;
     while at < end {
         let span = (end - at).min(pages.len() * page_size());
-        // SAFETY: mincore writes one byte for each page of `span`, and `pages` has room for them. It reads no user memory.
+        // SAFETY: mincore writes one byte for each page of `span`, and `pages` has room for them. It reads no user
+        // memory.
         let result = unsafe { libc::mincore(at as *mut c_void, span, pages.as_mut_ptr()) };
         if result != 0 {
             return Err(not_mapped);
@@ -151,8 +153,8 @@ struct CpuBuffer {
 
 // SAFETY: this object alone owns the mapping, and any thread may access and unmap it.
 unsafe impl Send for CpuBuffer {}
-// SAFETY: shared methods access the mapping through raw pointers, never through references. Set-up calls `write` and `read` of a
-// buffer from one thread at a time.
+// SAFETY: shared methods access the mapping through raw pointers, never through references. Set-up calls `write` and
+// `read` of a buffer from one thread at a time.
 unsafe impl Sync for CpuBuffer {}
 
 impl DeviceBuffer for CpuBuffer {
@@ -190,7 +192,8 @@ impl DeviceBuffer for CpuBuffer {
 
 impl Drop for CpuBuffer {
     fn drop(&mut self) {
-        // SAFETY: `allocate` created this mapping, and only this drop unmaps it. The owner drops the cards' registrations of it first.
+        // SAFETY: `allocate` created this mapping, and only this drop unmaps it. The owner drops the cards'
+        // registrations of it first.
         if let Err(errno) = unsafe { munmap(self.base, self.size) } {
             crate::warn!("munmap of {} bytes of device memory failed: {errno}", self.size);
         }

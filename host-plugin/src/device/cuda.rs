@@ -1,8 +1,9 @@
 //! The GPU as device, through the CUDA driver, which is loaded at run time.
 //!
-//! A card works with GPU memory from `cuMemCreate` with the GPUDirect RDMA property, and registers it as a dma-buf; its rings and doorbells
-//! are mapped into the GPU. A software card is a thread of this process, and can only access the software GPU's dma-bufs: that GPU's driver
-//! has a function for it. With any other GPU, a software card's memory is host memory mapped into the GPU.
+//! A card works with GPU memory from `cuMemCreate` with the GPUDirect RDMA property, and registers it as a dma-buf; its
+//! rings and doorbells are mapped into the GPU. A software card is a thread of this process, and can only access the
+//! software GPU's dma-bufs: that GPU's driver has a function for it. With any other GPU, a software card's memory is
+//! host memory mapped into the GPU.
 #![allow(unsafe_code)]
 
 mod capabilities;
@@ -43,8 +44,8 @@ pub struct CudaDevice {
 }
 
 impl CudaDevice {
-    /// Opens the GPU whose context is current on this thread, or the first GPU if none is. NCCL always calls a plugin with the context of
-    /// the communicator's GPU current; other callers must make their rank's GPU current themselves.
+    /// Opens the GPU whose context is current on this thread, or the first GPU if none is. NCCL always calls a plugin
+    /// with the context of the communicator's GPU current; other callers must make their rank's GPU current themselves.
     ///
     /// # Errors
     /// [`DeviceError::NoGpu`] if there is no driver or no suitable GPU; otherwise the driver's error.

@@ -165,11 +165,13 @@ pub trait DeviceBuffer: Send + Sync {
     }
     /// Returns the allocation as a dma-buf, if cards register it as one.
     fn dma_buf(&self) -> Option<DmaBuf<'_>>;
-    /// Exports GPU memory as a dma-buf with or without mapping type PCIe, to compare the two. Returns `None` for host memory.
+    /// Exports GPU memory as a dma-buf with or without mapping type PCIe, to compare the two. Returns `None` for host
+    /// memory.
     fn export(&self, _pcie: bool) -> Option<Result<std::os::fd::OwnedFd, DeviceError>> {
         None
     }
-    /// Returns the memory for [`Device::import`] in another process, and the size of the allocation. `None` if it can't be shared.
+    /// Returns the memory for [`Device::import`] in another process, and the size of the allocation. `None` if it can't
+    /// be shared.
     fn share(&self) -> Option<Result<(OwnedFd, usize), DeviceError>> {
         None
     }
@@ -264,14 +266,15 @@ pub trait Device: Send + Sync {
     /// Returns the memory types that NCCL may register: a sum of `PTR_*`.
     fn ptr_support(&self) -> i32;
 
-    /// Returns how the signal proxy adds to words in a window of `len` bytes at `address`, of NCCL's memory type `ptr_type`.
+    /// Returns how the signal proxy adds to words in a window of `len` bytes at `address`, of NCCL's memory type
+    /// `ptr_type`.
     fn adds(&self, address: *mut c_void, len: usize, ptr_type: i32) -> Adds {
         let _ = (address, len, ptr_type);
         Adds::Cpu
     }
 
-    /// Maps device memory for the CPU: words of windows, for use instead of [`Adds::Copy`], and a context's words that the host writes. `None`
-    /// if this machine can't.
+    /// Maps device memory for the CPU: words of windows, for use instead of [`Adds::Copy`], and a context's words that
+    /// the host writes. `None` if this machine can't.
     fn map_words(&self, address: *mut c_void, len: usize) -> Option<WordMapping> {
         let _ = (address, len);
         None

@@ -15,8 +15,9 @@ use std::sync::Arc;
 
 /// Opens the device that FERROGIN_DEVICE selects.
 ///
-/// `auto` is a GPU if the machine has a driver and a GPU. Otherwise it's the CPU for the software card and for TCP, which the user chose
-/// explicitly, and an error for hardware, because CPU threads are no replacement for a GPU in a job.
+/// `auto` is a GPU if the machine has a driver and a GPU. Otherwise it's the CPU for the software card and for TCP,
+/// which the user chose explicitly, and an error for hardware, because CPU threads are no replacement for a GPU in a
+/// job.
 ///
 /// # Errors
 /// [`DeviceError::NoGpu`], or the driver's error.

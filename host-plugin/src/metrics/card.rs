@@ -1,4 +1,5 @@
-//! Statistics that a card keeps itself: an EFA card's are its driver's files in sysfs, the software card has a call for them.
+//! Statistics that a card keeps itself: an EFA card's are its driver's files in sysfs, the software card has a call for
+//! them.
 
 use ferrogin_libfabric::statistics::Statistics;
 use ferrogin_libfabric::{Domain, Info};
@@ -52,7 +53,8 @@ fn of_driver(devices: &Path, address: &str) -> Option<Counters> {
     files.is_dir().then(|| NAMES.map(|name| std::fs::read_to_string(files.join(name)).ok()?.trim().parse().ok()))
 }
 
-/// Totals that keep growing when a card restarts from 0, as a reopened software card does, and a card with a new driver.
+/// Totals that keep growing when a card restarts from 0, as a reopened software card does, and a card with a new
+/// driver.
 #[derive(Debug, Default)]
 pub struct CardTotals {
     before: [u64; NAMES.len()],

@@ -1,7 +1,7 @@
 //! One context's numbers, from the memory where kernels and the card keep them.
 //!
-//! The reader takes none of their locks and changes nothing. Each word is read with one atomic load, and each only grows, modulo its size,
-//! so a total is at most as old as its load and never wrong.
+//! The reader takes none of their locks and changes nothing. Each word is read with one atomic load, and each only
+//! grows, modulo its size, so a total is at most as old as its load and never wrong.
 #![allow(unsafe_code)]
 
 use std::sync::Arc;
@@ -90,8 +90,8 @@ struct Total<W> {
 
 impl Total<*const u32> {
     fn sample(&mut self) {
-        // SAFETY: the caller of `Endpoint::new` keeps the word mapped and aligned. Kernels with the `combining` policy change it together
-        // with the flush barrier next to it, as 8 bytes; the others as 4. Either is a single access.
+        // SAFETY: the caller of `Endpoint::new` keeps the word mapped and aligned. Kernels with the `combining` policy
+        // change it together with the flush barrier next to it, as 8 bytes; the others as 4. Either is a single access.
         let now = unsafe { AtomicU32::from_ptr(self.word.cast_mut()) }.load(Ordering::Relaxed);
         self.total += u64::from(now.wrapping_sub(self.last));
         self.last = now;
@@ -100,9 +100,9 @@ impl Total<*const u32> {
 
 impl Total<*const u64> {
     fn sample(&mut self) {
-        // Acquire: the card counts a completion after it has read the request, and a kernel wrote the request after it had moved the
-        // cursor. So a cursor read after this load includes every request counted here. SAFETY: the caller of `Endpoint::new` keeps the
-        // word mapped and aligned. The card may write it now; the load is atomic.
+        // Acquire: the card counts a completion after it has read the request, and a kernel wrote the request after it
+        // had moved the cursor. So a cursor read after this load includes every request counted here. SAFETY: the
+        // caller of `Endpoint::new` keeps the word mapped and aligned. The card may write it now; the load is atomic.
         let now = unsafe { AtomicU64::from_ptr(self.word.cast_mut()) }.load(Ordering::Acquire) as u32 & COUNTER_MASK;
         self.total += u64::from(now.wrapping_sub(self.last) & COUNTER_MASK);
         self.last = now;
@@ -123,13 +123,15 @@ pub struct Endpoint {
     signals: Option<Total<*const u64>>,
 }
 
-// SAFETY: any thread may read the words, which the caller of `Endpoint::new` keeps mapped. All accesses are atomic loads.
+// SAFETY: any thread may read the words, which the caller of `Endpoint::new` keeps mapped. All accesses are atomic
+// loads.
 unsafe impl Send for Endpoint {}
 
 /// An endpoint's words that have a host address, each counter with its value before the first request.
 #[derive(Debug, Clone, Copy)]
 pub struct Words {
-    /// The send queue's cursor: the number of the next request to ring. It starts at the completion counter's first value.
+    /// The send queue's cursor: the number of the next request to ring. It starts at the completion counter's first
+    /// value.
     pub cursor: Option<*const u32>,
     /// The completion counter.
     pub completed: (Option<*const u64>, u64),
@@ -143,7 +145,8 @@ impl Endpoint {
     /// Reads an endpoint that counts in `words`.
     ///
     /// # Safety
-    /// The words must be aligned, and stay mapped as long as the result is sampled. Kernels and the card must write them atomically.
+    /// The words must be aligned, and stay mapped as long as the result is sampled. Kernels and the card must write
+    /// them atomically.
     pub unsafe fn new(queue: Queue, words: Words) -> Self {
         let (completed, start) = words.completed;
         Self {

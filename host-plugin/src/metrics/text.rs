@@ -5,7 +5,8 @@ use super::source::Numbers;
 use super::state::State;
 use std::fmt::Write;
 
-/// A metric: its name, type and HELP text. node_exporter refuses files whose HELP texts for a name differ, so none depends on the process.
+/// A metric: its name, type and HELP text. node_exporter refuses files whose HELP texts for a name differ, so none
+/// depends on the process.
 type Metric = (&'static str, &'static str, &'static str);
 
 const INFO: Metric = ("ferrogin_info", "gauge", "Always 1; the labels say what this process runs.");

@@ -37,7 +37,8 @@ struct RmaComm {
     retired: Arc<RetiredContexts>,
 }
 
-/// One version's table: its own entries, each with its function unless the names match, and the entries all versions share.
+/// One version's table: its own entries, each with its function unless the names match, and the entries all versions
+/// share.
 macro_rules! export {
     ($symbol:ident: $table:ident, $($own:ident $(= $function:ident)?),*) => {
         /// One version's symbol; NCCL loads the newest one it knows.
@@ -221,8 +222,8 @@ fn with<T>(ctx: Handle, body: impl FnOnce(&mut Context) -> T) -> Result<T, Error
     Ok(registry::with(ctx, Kind::RmaContext, body)?)
 }
 
-/// Waits until nothing is under way in a context. Other contexts of the communicator are polled meanwhile, because other ranks may destroy
-/// theirs in another order.
+/// Waits until nothing is under way in a context. Other contexts of the communicator are polled meanwhile, because
+/// other ranks may destroy theirs in another order.
 fn drain(ctx: Handle, comm: &RmaComm) {
     let _span = trace::span("RMA destroyContext: wait", comm.ranks.rank);
     let (others, mut limit) = (comm.contexts.all(), Silence::new(Instant::now(), DRAIN_LIMIT));

@@ -74,7 +74,8 @@ impl Context {
         self.transfer(stream, Access::Read, get, None)
     }
 
-    /// Implements `iflush`: makes the bytes of completed gets visible to the GPU before it returns a request that's done.
+    /// Implements `iflush`: makes the bytes of completed gets visible to the GPU before it returns a request that's
+    /// done.
     ///
     /// # Errors
     /// An argument is invalid; the driver fails; an operation of this context has failed.

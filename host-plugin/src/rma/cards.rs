@@ -1,5 +1,6 @@
-//! Finds cards whose provider has what the RMA plugin needs: reliable datagrams with messages, remote memory access and immediate data. It
-//! needs neither queues for kernels nor counters, so every EFA generation works, and so do other fabrics.
+//! Finds cards whose provider has what the RMA plugin needs: reliable datagrams with messages, remote memory access and
+//! immediate data. It needs neither queues for kernels nor counters, so every EFA generation works, and so do other
+//! fabrics.
 
 use crate::cards;
 use crate::config::Provider;

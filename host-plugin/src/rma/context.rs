@@ -20,7 +20,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Maximum number of contexts behind one handle.
 const CONTEXTS_MAX: c_int = 1 << 12;
-/// The head of a rank's block in `createContext`. Its addresses (one [`Address`] per rail) and its retired contexts' numbers follow.
+/// The head of a rank's block in `createContext`. Its addresses (one [`Address`] per rail) and its retired contexts'
+/// numbers follow.
 #[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct WireContext {

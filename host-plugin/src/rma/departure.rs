@@ -1,10 +1,11 @@
 //! How ranks end a context without losing anything, without I/O.
 //!
-//! A rank that destroys its context first waits until its own requests are complete. Then it tells every other rank that it's leaving
-//! ([`Message::Leaving`]). A rank that has nothing under way to the one that leaves replies ([`Message::Finished`]), from its normal polling
-//! if it keeps its context, and the rank that leaves confirms the reply ([`Message::Goodbye`]). A goodbye is the last message between two
-//! ranks, and everything before it has been received: over TCP, a process that exits before it has received everything resets the
-//! connection, and the peer loses what it hasn't read yet.
+//! A rank that destroys its context first waits until its own requests are complete. Then it tells every other rank
+//! that it's leaving ([`Message::Leaving`]). A rank that has nothing under way to the one that leaves replies
+//! ([`Message::Finished`]), from its normal polling if it keeps its context, and the rank that leaves confirms the
+//! reply ([`Message::Goodbye`]). A goodbye is the last message between two ranks, and everything before it has been
+//! received: over TCP, a process that exits before it has received everything resets the connection, and the peer loses
+//! what it hasn't read yet.
 
 use super::record;
 
@@ -91,7 +92,8 @@ impl Departure {
         self.peers[peer].is_gone = true;
     }
 
-    /// Returns a message that is due, which the caller sends to the peer. There is at most one in flight to each, so they arrive in order.
+    /// Returns a message that is due, which the caller sends to the peer. There is at most one in flight to each, so
+    /// they arrive in order.
     pub fn next(&mut self, is_under_way: impl Fn(usize) -> bool) -> Option<(usize, Message)> {
         let is_leaving = self.is_leaving;
         let mut peers = self.peers.iter_mut().enumerate();
@@ -180,7 +182,8 @@ mod tests {
         assert_eq!(here.next(|peer| peer == 1), None);
         here.sent(2);
         assert_eq!([send(&mut here), send(&mut here)], [Some((1, Finished)), None], "one reply to each");
-        // These ranks may be gone when this one leaves, so it tells them nothing, but waits until they have the replies.
+        // These ranks may be gone when this one leaves, so it tells them nothing, but waits until they have the
+        // replies.
         here.leave();
         here.received(1, Goodbye);
         assert_eq!(send(&mut here), None);

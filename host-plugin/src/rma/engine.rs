@@ -1,5 +1,5 @@
-//! A context handle's data path: it turns operations into posts on lanes, and completions into finished requests. What arrives from peers
-//! goes to [`super::inbound`].
+//! A context handle's data path: it turns operations into posts on lanes, and completions into finished requests. What
+//! arrives from peers goes to [`super::inbound`].
 
 use super::departure::{Departure, Message};
 use super::inbound::{Inbound, Notice};
@@ -312,9 +312,9 @@ impl Engine {
         request: Request,
     ) -> DataResult<()> {
         let (entries, keeps_order) = (self.immediate.entries(), self.keeps_order);
-        // The immediate data of a single write announces its landing. If there are several, this rank waits for their completions. If order
-        // is kept, the message announces it: the tcp of libfabric 1.17 crashes if an endpoint is closed while a write with immediate data
-        // arrives (docs/found-elsewhere.md).
+        // The immediate data of a single write announces its landing. If there are several, this rank waits for their
+        // completions. If order is kept, the message announces it: the tcp of libfabric 1.17 crashes if an endpoint is
+        // closed while a write with immediate data arrives (docs/found-elsewhere.md).
         let is_one = put.size > 0 && self.part(put.size) >= put.size && !keeps_order;
         let outbound = self.outbound(stream);
         let waits = outbound.stream.follows_puts(signal.word.strong, is_one) && !keeps_order;
@@ -371,7 +371,8 @@ impl Engine {
         if is_done != Some(false) {
             return Ok(is_done);
         }
-        // NCCL tests many requests between calls to rmaProgress, or one over and over: one check of the network per round is enough.
+        // NCCL tests many requests between calls to rmaProgress, or one over and over: one check of the network per
+        // round is enough.
         let again = self.tested.0.replace(request) == Some(request);
         self.tested.1 += 1;
         if again || self.tested.1 > self.requests.count_open() {
@@ -391,9 +392,10 @@ impl Engine {
         result.map_err(|error| self.fail(error))
     }
 
-    /// Checks the other ranks, because not every provider reports that a peer is gone or stopped. Requests to a rank that closed its
-    /// communicator fail, and so do those that a rank keeps waiting for too long. If a rank is lost, all requests fail, because several
-    /// ranks may have ended and the ring names only one. A context without requests carries on, because ranks may exit when they're done.
+    /// Checks the other ranks, because not every provider reports that a peer is gone or stopped. Requests to a rank
+    /// that closed its communicator fail, and so do those that a rank keeps waiting for too long. If a rank is lost,
+    /// all requests fail, because several ranks may have ended and the ring names only one. A context without requests
+    /// carries on, because ranks may exit when they're done.
     fn check_ranks(&mut self) -> DataResult<()> {
         self.calls = self.calls.wrapping_add(1);
         if !self.calls.is_multiple_of(CHECK_INTERVAL) {
@@ -556,7 +558,8 @@ impl Engine {
     }
 
     /// Does one step of `destroyContext`'s wait for everything that is under way between this rank and the others (see
-    /// [`super::departure`]). Returns true if the wait is over. If it has `expired`, or a rank is gone, a line in the log says what is lost.
+    /// [`super::departure`]). Returns true if the wait is over. If it has `expired`, or a rank is gone, a line in the
+    /// log says what is lost.
     pub fn drain(&mut self, has_expired: bool) -> bool {
         // Whatever failed has its own line.
         if self.failure.is_some() || self.ranks.has_failed.load(Ordering::Relaxed) {

@@ -1,7 +1,7 @@
 //! The receiving half of a context's data path: it turns peers' messages and immediate data into additions to words.
 //!
-//! What arrives may come from a process that breaks the protocol. It is refused with a line in the log and changes no memory, unless it
-//! names a word in memory registered here.
+//! What arrives may come from a process that breaks the protocol. It is refused with a line in the log and changes no
+//! memory, unless it names a word in memory registered here.
 #![allow(unsafe_code)]
 
 use super::departure::Message;
@@ -156,9 +156,9 @@ impl Inbound {
         }
     }
 
-    /// Applies the additions that are due, in order, and returns the words that the card has to write. Nothing more is added until
-    /// [`written`](Self::written) has been called for each of them, because a strong signal must not become visible before an earlier one.
-    /// So a batch has no more than one word per stream.
+    /// Applies the additions that are due, in order, and returns the words that the card has to write. Nothing more is
+    /// added until [`written`](Self::written) has been called for each of them, because a strong signal must not become
+    /// visible before an earlier one. So a batch has no more than one word per stream.
     ///
     /// # Errors
     /// The GPU driver fails.
@@ -202,7 +202,8 @@ impl Inbound {
             }
             self.additions.pop_front();
         }
-        // SAFETY: `word` checked that each word is aligned and in registered memory, which stays mapped until deregMrSym has the lock.
+        // SAFETY: `word` checked that each word is aligned and in registered memory, which stays mapped until
+        // deregMrSym has the lock.
         unsafe { add_all(device, &words) }?;
         self.counts.signals.add(added);
         drop(registered);

@@ -1,4 +1,5 @@
-//! A lane: a context handle's endpoint on one rail, its operations in flight, its receives, and a queue of operations waiting for room.
+//! A lane: a context handle's endpoint on one rail, its operations in flight, its receives, and a queue of operations
+//! waiting for room.
 #![allow(unsafe_code)]
 
 use super::memory::Memory;
@@ -50,7 +51,8 @@ pub enum Access {
     Read,
     /// A message.
     Message,
-    /// A message that completes once it has arrived, and with it, if the rail keeps order, whatever was posted to the peer before.
+    /// A message that completes once it has arrived, and with it, if the rail keeps order, whatever was posted to the
+    /// peer before.
     ConfirmedMessage,
 }
 
@@ -151,12 +153,13 @@ pub struct Lane<N> {
     free_slots: Vec<u32>,
 }
 
-// SAFETY: the function pointers point to provider code, which any thread may call; `&mut self` keeps other uses in one thread.
+// SAFETY: the function pointers point to provider code, which any thread may call; `&mut self` keeps other uses in one
+// thread.
 unsafe impl<N: std::marker::Send> std::marker::Send for Lane<N> {}
 
 impl<N: Copy> Lane<N> {
-    /// Opens and enables an endpoint on rail `index`, and posts its receives. If the rail keeps operations in order, a write to a peer
-    /// completes once its source may be reused.
+    /// Opens and enables an endpoint on rail `index`, and posts its receives. If the rail keeps operations in order, a
+    /// write to a peer completes once its source may be reused.
     ///
     /// # Errors
     /// A libfabric call fails.
@@ -175,8 +178,8 @@ impl<N: Copy> Lane<N> {
         let cq = CompletionQueue::open(&rail.domain, &attr).map_err(failed("opening the completion queue"))?;
         let mut endpoint = Endpoint::open(&rail.domain, &info).map_err(failed("opening the endpoint"))?;
         keep_cuda_out(&mut endpoint, &info, &*ranks.device);
-        // In an address vector shared with the lanes of earlier contexts, the tcp of libfabric 2.5 takes a peer's new endpoint for its old
-        // one, and closes the connection: docs/found-elsewhere.md.
+        // In an address vector shared with the lanes of earlier contexts, the tcp of libfabric 2.5 takes a peer's new
+        // endpoint for its old one, and closes the connection: docs/found-elsewhere.md.
         let av = AddressVector::open(&rail.domain, ranks.nranks).map_err(failed("opening the address vector"))?;
         endpoint.bind_av(&av).map_err(failed("binding the address vector"))?;
         let both = bindings::FI_TRANSMIT | bindings::FI_RECV;
@@ -246,8 +249,8 @@ impl<N: Copy> Lane<N> {
         self.peers.insert(address)
     }
 
-    /// Posts an operation, unless another one follows right away. What libfabric has no room for waits. This rank's bytes are in memory at an
-    /// offset; it stays registered until the operation completes.
+    /// Posts an operation, unless another one follows right away. What libfabric has no room for waits. This rank's
+    /// bytes are in memory at an offset; it stays registered until the operation completes.
     ///
     /// # Errors
     /// libfabric refuses an operation.
@@ -308,8 +311,8 @@ impl<N: Copy> Lane<N> {
         Ok(())
     }
 
-    /// Hands an operation to libfabric; returns false if there is no room. With `more`, which is `FI_MORE` or 0, the doorbell may wait for
-    /// the next operation.
+    /// Hands an operation to libfabric; returns false if there is no room. With `more`, which is `FI_MORE` or 0, the
+    /// doorbell may wait for the next operation.
     #[inline(always)]
     fn start(&mut self, at: usize, post: Post<N>, more: u64) -> DataResult<bool> {
         if self.room == 0 {
@@ -322,7 +325,8 @@ impl<N: Copy> Lane<N> {
             None => {
                 let Some(&slot) = self.free_slots.last() else { return Ok(false) };
                 let bytes = slot_at(&*self.slots, slot);
-                // SAFETY: the slot lies in `slots`, and no operation in flight has it, so the card isn't reading it now.
+                // SAFETY: the slot lies in `slots`, and no operation in flight has it, so the card isn't reading it
+                // now.
                 unsafe { bytes.cast::<[u8; SLOT]>().write_volatile(operation.bytes) };
                 operation.slot = slot;
                 (self.region.descriptor(), bytes.cast())
@@ -345,14 +349,14 @@ impl<N: Copy> Lane<N> {
         let is_message = matches!(access, Access::Message | Access::ConfirmedMessage);
         let code = if is_message {
             let message = fi_msg { msg_iov, desc, iov_count, addr, context, data };
-            // SAFETY: the endpoint is open, and the message and its vectors outlive the call. The slot is registered and stays until the
-            // endpoint is closed, and no other operation uses the slot or the context.
+            // SAFETY: the endpoint is open, and the message and its vectors outlive the call. The slot is registered
+            // and stays until the endpoint is closed, and no other operation uses the slot or the context.
             unsafe { (self.send)(endpoint, &message, flags) }
         } else {
             let function = if access == Access::Read { self.read } else { self.write };
             let message = fi_msg_rma { msg_iov, desc, iov_count, addr, rma_iov, rma_iov_count: 1, context, data };
-            // SAFETY: the endpoint is open, and the message and its vectors outlive the call. `operation` keeps the memory registered until
-            // it has completed, and no other operation uses the context.
+            // SAFETY: the endpoint is open, and the message and its vectors outlive the call. `operation` keeps the
+            // memory registered until it has completed, and no other operation uses the context.
             unsafe { function(endpoint, &message, flags | more) }
         };
         if code != 0 {
@@ -372,8 +376,8 @@ impl<N: Copy> Lane<N> {
             let (slot, context) = (slot_at(&*self.slots, at).cast(), self.receives[at as usize].as_ptr());
             let (endpoint, descriptor) = (self.endpoint.as_ptr(), self.region.descriptor());
             let any = bindings::FI_ADDR_UNSPEC;
-            // SAFETY: the endpoint is open. The slot is registered and stays until the endpoint is closed, and no other operation uses the
-            // slot or the context.
+            // SAFETY: the endpoint is open. The slot is registered and stays until the endpoint is closed, and no other
+            // operation uses the slot or the context.
             let code = unsafe { (self.recv)(endpoint, slot, SLOT, descriptor, any, context) };
             if code != 0 && !accepted(self.endpoint.domain().library(), "fi_recv", code)? {
                 break;
@@ -383,7 +387,8 @@ impl<N: Copy> Lane<N> {
         Ok(())
     }
 
-    /// Reads completions, for [`next`](Self::next), and drives the provider's progress. Returns true if there may be more.
+    /// Reads completions, for [`next`](Self::next), and drives the provider's progress. Returns true if there may be
+    /// more.
     ///
     /// # Errors
     /// The completion queue fails.
@@ -490,8 +495,8 @@ impl<N: Copy> Lane<N> {
 
 /// Returns what an operation's or receive's context belongs to; `None` for completions without one.
 fn owner(context: *mut c_void) -> Option<Owner> {
-    // SAFETY: the provider's context is null or that of one of this lane's operations or receives, and those live until the endpoint is
-    // closed.
+    // SAFETY: the provider's context is null or that of one of this lane's operations or receives, and those live until
+    // the endpoint is closed.
     (!context.is_null()).then(|| unsafe { Context::note(context) })
 }
 
@@ -499,9 +504,9 @@ fn slot_at(slots: &dyn DeviceBuffer, at: u32) -> *mut u8 {
     slots.host_address().map_or(ptr::null_mut(), |base| base.wrapping_add(at as usize * SLOT))
 }
 
-/// Tells the fabric `efa` not to call the CUDA driver. On the first transfer of a region of GPU memory it would otherwise set
-/// `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, which drivers refuse for memory from cuMemCreate, as NCCL's windows are, and fail the transfer. A
-/// libfabric without CUDA refuses the option, and makes no such call.
+/// Tells the fabric `efa` not to call the CUDA driver. On the first transfer of a region of GPU memory it would
+/// otherwise set `CU_POINTER_ATTRIBUTE_SYNC_MEMOPS`, which drivers refuse for memory from cuMemCreate, as NCCL's
+/// windows are, and fail the transfer. A libfabric without CUDA refuses the option, and makes no such call.
 fn keep_cuda_out(endpoint: &mut Endpoint, info: &ferrogin_libfabric::Info, device: &dyn Device) {
     if info.fabric_name() == "efa"
         && device.kind() == DeviceKind::Cuda

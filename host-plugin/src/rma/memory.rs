@@ -86,8 +86,8 @@ pub struct Memory {
     own: Peer,
     /// All ranks' memory, from the end of the exchange on. Peers' signals may come earlier, and only use `own`.
     peers: OnceLock<Vec<Peer>>,
-    /// The sums of words that this rank's card writes, by offset: the CPU can't reach these words, and NCCL promises that only this plugin
-    /// writes them. A sum is `None` while a [`WordWrite`] has it.
+    /// The sums of words that this rank's card writes, by offset: the CPU can't reach these words, and NCCL promises
+    /// that only this plugin writes them. A sum is `None` while a [`WordWrite`] has it.
     sums: Option<Mutex<BTreeMap<u64, Option<u64>>>>,
     _mapping: Option<WordMapping>,
     /// By rail.
@@ -95,7 +95,8 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Collective: registers `size` bytes at `data` on all rails, adds them to `registered`, and exchanges addresses and keys.
+    /// Collective: registers `size` bytes at `data` on all rails, adds them to `registered`, and exchanges addresses
+    /// and keys.
     ///
     /// # Errors
     /// The memory is not mapped; a card refuses it; another rank failed.
@@ -113,8 +114,8 @@ impl Memory {
         let what = || format!("registering {size} bytes at {data:p}, which must be readable and writable");
         let register = |rail: &super::rail::Rail| {
             let (region, kind) = window::region_of(&memory, data, size);
-            // SAFETY: NCCL keeps the memory allocated until deregMrSym or closeColl, and registers it for peers to read and write; this
-            // library holds no reference into it.
+            // SAFETY: NCCL keeps the memory allocated until deregMrSym or closeColl, and registers it for peers to read
+            // and write; this library holds no reference into it.
             unsafe { rail.register(region, kind, ACCESS, what()) }
         };
         let mut added = None;
@@ -167,7 +168,8 @@ impl Memory {
         &self.own
     }
 
-    /// Returns rank `rank`'s memory. The registration's handle is from after the exchange, so all ranks' memory is known.
+    /// Returns rank `rank`'s memory. The registration's handle is from after the exchange, so all ranks' memory is
+    /// known.
     pub fn peer(&self, rank: usize) -> &Peer {
         self.peers.get().map_or(&self.own, |peers| &peers[rank])
     }
@@ -178,7 +180,8 @@ impl Memory {
     }
 }
 
-/// A write of a word by this rank's card, until dropped. Each word has only one at a time, because the card keeps no order.
+/// A write of a word by this rank's card, until dropped. Each word has only one at a time, because the card keeps no
+/// order.
 pub struct WordWrite {
     /// The word's memory.
     pub memory: Arc<Memory>,

@@ -7,9 +7,10 @@
 //! | `regMrSym` | a `memory` | a region on each rail |
 //! | `createContext` | a `context` | a `lane` on each rail |
 //!
-//! `calls` checks the arguments of the data calls. The context's `engine` turns the calls into posts, and `inbound` turns the peers'
-//! messages into additions to words. `stream` keeps signals in order, `record` is their message, and `requests` are what NCCL tests. `waits`
-//! limits the time that a peer may take, and `departure` is the end of a context. NCCL's thread moves all data; no other thread does.
+//! `calls` checks the arguments of the data calls. The context's `engine` turns the calls into posts, and `inbound`
+//! turns the peers' messages into additions to words. `stream` keeps signals in order, `record` is their message, and
+//! `requests` are what NCCL tests. `waits` limits the time that a peer may take, and `departure` is the end of a
+//! context. NCCL's thread moves all data; no other thread does.
 //!
 //! # The protocol
 //!
@@ -30,9 +31,9 @@
 //! * **Words.** The table (`words`) has room for 15 words to which signals add 1, fewer with more than 2^19 ranks
 //!   times contexts. When it's full, a new word replaces the least recently used one, if all signals that named it are
 //!   acknowledged.
-//! * **Strong signals.** The message leaves only once earlier puts without signals have completed, one round trip later;
-//!   after puts with signals, or on its own, it doesn't wait. The receiver holds it back until it has applied all lower
-//!   numbers.
+//! * **Strong signals.** The message leaves only once earlier puts without signals have completed, one round trip
+//!   later; after puts with signals, or on its own, it doesn't wait. The receiver holds it back until it has applied
+//!   all lower numbers.
 //! * **Weak signals without a put** wait in the same way, because NCCL's proxy turns a kernel's put with a signal in
 //!   memory into a put and such a signal; so does the signal of a put above 1 GiB, which NCCL's proxy splits.
 //! * **Where the card writes the words**, a stream has one word in flight at a time: the next word follows once the

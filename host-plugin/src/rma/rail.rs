@@ -7,8 +7,8 @@ use ferrogin_libfabric::{Domain, Info, MemoryKind, MemoryRegion, Region, binding
 use ferrogin_rendezvous::Secret;
 use std::sync::Arc;
 
-/// The largest write or read, even if the provider takes more. A peer must finish one within FERROGIN_TIMEOUT (see [`super::waits`]), also
-/// over a slow network.
+/// The largest write or read, even if the provider takes more. A peer must finish one within FERROGIN_TIMEOUT (see
+/// [`super::waits`]), also over a slow network.
 const PART_MAX: usize = 64 << 20;
 
 /// An open card.
@@ -49,7 +49,8 @@ impl Rail {
         if self.info.mr_mode() & bindings::FI_MR_VIRT_ADDR != 0 { address } else { 0 }
     }
 
-    /// Registers memory. If the provider leaves the choice of keys to its user, the key is random: with TCP any process may try to write.
+    /// Registers memory. If the provider leaves the choice of keys to its user, the key is random: with TCP any process
+    /// may try to write.
     ///
     /// # Safety
     /// The conditions of [`MemoryRegion::register`].

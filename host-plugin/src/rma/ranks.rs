@@ -1,4 +1,5 @@
-//! A communicator's ranks as one of them sees them: its own rank, the cards, the collective calls, and ranks that are gone.
+//! A communicator's ranks as one of them sees them: its own rank, the cards, the collective calls, and ranks that are
+//! gone.
 
 use super::plugin::RmaPlugin;
 use super::rail::Rail;
@@ -58,7 +59,8 @@ pub struct Ranks {
     pub timeout: Duration,
     /// The rank that the first failure of a context names.
     blamed: OnceLock<usize>,
-    /// A context has failed, or one was destroyed that peers kept waiting for too long. Later ones are destroyed without waiting.
+    /// A context has failed, or one was destroyed that peers kept waiting for too long. Later ones are destroyed
+    /// without waiting.
     pub has_failed: AtomicBool,
     /// Ends before the ring.
     _ring_watch: watcher::Guard,
@@ -145,7 +147,8 @@ impl Ranks {
         matches!(&*self.rails, [rail] if rail.keeps_order())
     }
 
-    /// Runs [`comm::agree`] in a call whose number is the same on all ranks, and which `part` gets; returns the number too.
+    /// Runs [`comm::agree`] in a call whose number is the same on all ranks, and which `part` gets; returns the number
+    /// too.
     ///
     /// # Errors
     /// The error in `part`, or one from [`Ring::allgather`].
@@ -163,8 +166,9 @@ impl Ranks {
         Ok((part, blocks, number))
     }
 
-    /// Notes that requests to `peer` failed, and returns the rank to blame: a rank that another one has reported, or else the peer. Ranks
-    /// that close because of a failure say so before their endpoints are closed, which fails requests to them.
+    /// Notes that requests to `peer` failed, and returns the rank to blame: a rank that another one has reported, or
+    /// else the peer. Ranks that close because of a failure say so before their endpoints are closed, which fails
+    /// requests to them.
     pub fn blame(&self, peer: usize) -> usize {
         // The watcher may not have checked since. A collective call in progress notices such a rank itself.
         if let Some(lost) = self.calls.try_lock().and_then(|calls| calls.ring().lost(Instant::now())) {

@@ -1,14 +1,15 @@
 //! Orders the puts and signals from one sender in one context, without I/O.
 //!
-//! The network doesn't keep packets in order, so signals are numbered. A put with a signal becomes a write and a message, sent together:
-//! the write's immediate data has the low bits of the number and tells the receiver that the bytes have landed, and the message has the
-//! whole signal. If the receiver knows the word, there is no message (see [`super::words`]). A put without a signal costs the receiver
-//! nothing: the sender holds back the message of a strong signal, or of a weak one without bytes of its own, until all earlier puts of this
-//! kind have completed, which means that their bytes have landed. If the provider keeps writes and messages in order, such puts don't enter
-//! the stream, and no signal is held back.
+//! The network doesn't keep packets in order, so signals are numbered. A put with a signal becomes a write and a
+//! message, sent together: the write's immediate data has the low bits of the number and tells the receiver that the
+//! bytes have landed, and the message has the whole signal. If the receiver knows the word, there is no message (see
+//! [`super::words`]). A put without a signal costs the receiver nothing: the sender holds back the message of a strong
+//! signal, or of a weak one without bytes of its own, until all earlier puts of this kind have completed, which means
+//! that their bytes have landed. If the provider keeps writes and messages in order, such puts don't enter the stream,
+//! and no signal is held back.
 //!
-//! The receiver applies a weak signal once it and its own put have arrived, and a strong one once all lower numbers have been applied too.
-//! It acknowledges numbers, so a sender never has more than [`WINDOW`] of them outstanding.
+//! The receiver applies a weak signal once it and its own put have arrived, and a strong one once all lower numbers
+//! have been applied too. It acknowledges numbers, so a sender never has more than [`WINDOW`] of them outstanding.
 
 use std::collections::VecDeque;
 
@@ -53,7 +54,8 @@ pub struct Outgoing<S> {
     window: u32,
     /// Signals that are held back, each with the number of incomplete puts between it and the one before it: its group.
     held: VecDeque<(u32, S)>,
-    /// The number of the first of `held`'s group, and the number of incomplete puts in the last group, which no held signal follows.
+    /// The number of the first of `held`'s group, and the number of incomplete puts in the last group, which no held
+    /// signal follows.
     group: u32,
     puts: u32,
     /// The last put was part of a larger one, whose signal comes with its last part.
@@ -66,8 +68,8 @@ impl<S> Outgoing<S> {
         Self { next: first, acknowledged: first, window, held: VecDeque::new(), group: 0, puts: 0, is_in_parts: false }
     }
 
-    /// Issues a put without a number, which may be part of a larger one whose signal comes with its last part. Returns its group for
-    /// [`put_done`](Self::put_done).
+    /// Issues a put without a number, which may be part of a larger one whose signal comes with its last part. Returns
+    /// its group for [`put_done`](Self::put_done).
     pub fn put(&mut self, is_in_parts: bool) -> u32 {
         self.is_in_parts = is_in_parts;
         self.puts += 1;
@@ -108,9 +110,9 @@ impl<S> Outgoing<S> {
         Some(number)
     }
 
-    /// Returns whether a signal must wait for all puts so far. With `one_write`, it has a single write of its own, whose immediate data
-    /// announces its landing. NCCL's proxy turns a put with a signal in memory into two operations, so even a weak signal without a write
-    /// may belong to the put before it.
+    /// Returns whether a signal must wait for all puts so far. With `one_write`, it has a single write of its own,
+    /// whose immediate data announces its landing. NCCL's proxy turns a put with a signal in memory into two
+    /// operations, so even a weak signal without a write may belong to the put before it.
     pub fn follows_puts(&mut self, is_strong: bool, one_write: bool) -> bool {
         let is_in_parts = std::mem::take(&mut self.is_in_parts);
         is_strong || !one_write || is_in_parts
@@ -191,8 +193,8 @@ impl<R> Incoming<R> {
         Ok(&mut self.slots[offset as usize])
     }
 
-    /// Handles immediate data, which says that a put's bytes have landed: `low` has the low bits of its number. Without a `signal`, a
-    /// message brings it. Calls `apply` with each signal that this completes, in order.
+    /// Handles immediate data, which says that a put's bytes have landed: `low` has the low bits of its number. Without
+    /// a `signal`, a message brings it. Calls `apply` with each signal that this completes, in order.
     ///
     /// # Errors
     /// No put with that number is under way.

@@ -31,8 +31,9 @@ impl Waits {
         self.peers[peer].event = self.events;
     }
 
-    /// Returns a peer whose requests have made no progress for too long, if there is one among those `under_way`. The time begins with the
-    /// first check after its last event. If there are several, requests to the one with the earliest event may hold up the others.
+    /// Returns a peer whose requests have made no progress for too long, if there is one among those `under_way`. The
+    /// time begins with the first check after its last event. If there are several, requests to the one with the
+    /// earliest event may hold up the others.
     pub fn expired(&mut self, now: Instant, under_way: impl Iterator<Item = usize>) -> Option<usize> {
         let mut expired = Vec::new();
         for peer in under_way {

@@ -1,7 +1,8 @@
 //! Short names for signals' words, so that a put with a signal needs no more than one write with immediate data.
 //!
-//! Each stream has a table of a few words that signals add 1 to. A signal's message defines an entry, and once the receiver has
-//! acknowledged the signal, it's sure to know the entry. An entry may be replaced once all signals that name it have been acknowledged.
+//! Each stream has a table of a few words that signals add 1 to. A signal's message defines an entry, and once the
+//! receiver has acknowledged the signal, it's sure to know the entry. An entry may be replaced once all signals that
+//! name it have been acknowledged.
 
 use super::stream::before;
 
@@ -39,8 +40,8 @@ struct Entry {
 pub struct Words(Vec<Entry>);
 
 impl Words {
-    /// Returns how a stream's signal `number` names `word`, with a table of `capacity` entries. The receiver has applied all signals before
-    /// `acknowledged`.
+    /// Returns how a stream's signal `number` names `word`, with a table of `capacity` entries. The receiver has
+    /// applied all signals before `acknowledged`.
     pub fn name(&mut self, word: Word, capacity: usize, number: u32, acknowledged: u32) -> Name {
         let mut entries = self.0.iter_mut().zip(1..);
         if let Some((entry, at)) = entries.find(|(entry, _)| entry.word == word) {

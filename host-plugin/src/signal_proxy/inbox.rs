@@ -1,7 +1,7 @@
 //! A context's inbox: a receive-only queue pair that peers send all requests with a signal to.
 //!
-//! Each signal takes one posted receive and produces one completion. The signal proxy reads the completion queue's entries itself, because
-//! some libfabric releases return only 16 of the 32 bits of immediate data.
+//! Each signal takes one posted receive and produces one completion. The signal proxy reads the completion queue's
+//! entries itself, because some libfabric releases return only 16 of the 32 bits of immediate data.
 #![allow(unsafe_code)]
 
 use super::windows::{Windows, Word, add_all};
@@ -85,7 +85,8 @@ pub struct Inbox {
     memory: InboxMemory,
 }
 
-// SAFETY: the raw pointers point to the rings, which the queue pair and the completion queue keep mapped, and no other object has them.
+// SAFETY: the raw pointers point to the rings, which the queue pair and the completion queue keep mapped, and no other
+// object has them.
 unsafe impl Send for Inbox {}
 
 /// The status of a receive that was too short for a peer's message.
@@ -162,7 +163,8 @@ impl Inbox {
         Ok(info)
     }
 
-    /// Opens the card's queue pair for signals to context `context` of rank `rank`, which lets writes with immediate data take receives, and posts all receives.
+    /// Opens the card's queue pair for signals to context `context` of rank `rank`, which lets writes with immediate
+    /// data take receives, and posts all receives.
     ///
     /// # Errors
     /// A libfabric call fails, or the card's rings have an invalid size.
@@ -238,7 +240,8 @@ impl Inbox {
         self.counts.clone()
     }
 
-    /// Returns the descriptor that becomes readable at the next completion after [`arm`](Self::arm), if the card's provider has one.
+    /// Returns the descriptor that becomes readable at the next completion after [`arm`](Self::arm), if the card's
+    /// provider has one.
     pub fn wait_fd(&self) -> Option<RawFd> {
         self.cq.wait_fd()
     }
@@ -265,7 +268,8 @@ impl Inbox {
             && let Some(entry) = self.next()
         {
             taken += 1;
-            // The window may be removed meanwhile, so look it up only once. Its memory stays until the end of the round.
+            // The window may be removed meanwhile, so look it up only once. Its memory stays until the end of the
+            // round.
             let adds = Cell::new(Adds::Cpu);
             let region = |rkey| {
                 let window = self.windows.find(self.rail, rkey)?;
@@ -296,8 +300,8 @@ impl Inbox {
         }
         self.refill(taken < BATCH);
         if !self.adds.is_empty() {
-            // SAFETY: the receiver checked each word's alignment and bounds. The context keeps the indexed words, and the windows keep the
-            // others until the end of the round.
+            // SAFETY: the receiver checked each word's alignment and bounds. The context keeps the indexed words, and
+            // the windows keep the others until the end of the round.
             unsafe { add_all(&*self.device, &self.adds) }?;
             self.counts.added.fetch_add(self.adds.len() as u64, Ordering::Relaxed);
             self.adds.clear();
@@ -331,8 +335,8 @@ impl Inbox {
                 let at = self.host(self.offset(entry.req_id));
                 for (i, byte) in bytes[..len].iter_mut().enumerate() {
                     let at = at.wrapping_add(i);
-                    // SAFETY: the buffer of receive `req_id` is in `self.memory`, which this object keeps. A card that breaks the rules may
-                    // be writing it now, and the access is atomic.
+                    // SAFETY: the buffer of receive `req_id` is in `self.memory`, which this object keeps. A card that
+                    // breaks the rules may be writing it now, and the access is atomic.
                     *byte = unsafe { AtomicU8::from_ptr(at) }.load(Ordering::Relaxed);
                 }
                 self.receiver.message(&bytes[..len], window)
@@ -371,8 +375,8 @@ impl Inbox {
             self.posted[usize::from(number)] = true;
             let at = self.memory.buffer.device_address() + self.offset(number) as u64;
             let desc = RxDesc::single(number, at, Message::BYTES as u16, self.memory.region.1);
-            // SAFETY: the queue pair keeps the ring mapped, and this object alone posts on it. It never posts more receives than the ring
-            // has slots.
+            // SAFETY: the queue pair keeps the ring mapped, and this object alone posts on it. It never posts more
+            // receives than the ring has slots.
             unsafe { rq::post(&mut self.rq, &desc) };
         }
         if due > 0 {

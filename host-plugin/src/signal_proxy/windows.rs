@@ -1,4 +1,5 @@
-//! A communicator's windows, by the keys that peers' signals name them with, and how the signal proxy adds to their words.
+//! A communicator's windows, by the keys that peers' signals name them with, and how the signal proxy adds to their
+//! words.
 #![allow(unsafe_code)]
 
 use crate::device::{Adds, Device, DeviceError};
@@ -78,9 +79,11 @@ pub unsafe fn add_all(device: &dyn Device, adds: &[(Word, u64)]) -> Result<(), D
             }
             Adds::Cpu => {
                 for (word, amount) in run {
-                    // SAFETY: this function's caller keeps the word mapped, and it's aligned. Kernels access it atomically too.
+                    // SAFETY: this function's caller keeps the word mapped, and it's aligned. Kernels access it
+                    // atomically too.
                     let word = unsafe { AtomicU64::from_ptr(word.address as *mut u64) };
-                    // Release: a waiter that acquires the new value sees everything that the completions up to it covered.
+                    // Release: a waiter that acquires the new value sees everything that the completions up to it
+                    // covered.
                     word.fetch_add(*amount, Ordering::Release);
                 }
             }

@@ -1,5 +1,5 @@
-//! Random calls to the C ABI: in any order and with any arguments, a call either succeeds, or returns an error code and writes one WARN
-//! line. Pointers are valid, NULL or misaligned; handles, sizes and numbers are random.
+//! Random calls to the C ABI: in any order and with any arguments, a call either succeeds, or returns an error code and
+//! writes one WARN line. Pointers are valid, NULL or misaligned; handles, sizes and numbers are random.
 //!
 //! FERROGIN_FUZZ_SEED (a whole number) and FERROGIN_FUZZ_CALLS repeat or widen a run; a failure names the seed.
 #![allow(unsafe_code)]
@@ -75,7 +75,8 @@ macro_rules! call {
         let entry = $caller.table.$entry.expect(stringify!($entry));
         LAST_CALL.with(|last| last.set(stringify!($entry)));
         WARNINGS.with(|count| count.set(0));
-        // SAFETY: every pointer is NULL, misaligned or valid, and the test shows that the plugin checks all other arguments.
+        // SAFETY: every pointer is NULL, misaligned or valid, and the test shows that the plugin checks all other
+        // arguments.
         let code = unsafe { entry($($arg),*) };
         $caller.judge(code)
     }};

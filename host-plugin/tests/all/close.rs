@@ -1,4 +1,5 @@
-//! What destroyContext and closeColl promise: what kernels have posted arrives, though they are called right after the posts.
+//! What destroyContext and closeColl promise: what kernels have posted arrives, though they are called right after the
+//! posts.
 
 #![allow(unsafe_code)]
 
@@ -62,7 +63,8 @@ fn handle_is_known_until_the_posts_have_arrived() {
             std::thread::scope(|scope| {
                 scope.spawn(|| {
                     let mut failed = 0;
-                    // SAFETY: any number may be passed as a handle, and the plugin writes one byte into a local variable.
+                    // SAFETY: any number may be passed as a handle, and the plugin writes one byte into a local
+                    // variable.
                     while unsafe { query(handle as *mut _, &mut failed) } == nccl::SUCCESS {
                         assert_eq!(failed, 0);
                         std::thread::yield_now();
@@ -77,8 +79,8 @@ fn handle_is_known_until_the_posts_have_arrived() {
 
 macro_rules! cuda {
     ($function:ident($($arg:expr),* $(,)?)) => {{
-        // SAFETY: the driver is loaded, every pointer points to a live variable of the type that the call takes, and every handle came from
-        // the driver.
+        // SAFETY: the driver is loaded, every pointer points to a live variable of the type that the call takes, and
+        // every handle came from the driver.
         let result = unsafe { cu::$function($($arg),*) };
         assert_eq!(result, cu::CUresult::CUDA_SUCCESS, "{}", stringify!($function));
     }};

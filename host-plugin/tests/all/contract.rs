@@ -227,7 +227,8 @@ fn messages_of_each_exchange_are_in_the_trace() {
             comm.create_context(&config(1, 0)).expect("a context").destroy().expect("destroyed");
         });
         let steps = TraceFile::steps();
-        // A frame's header, and one rank's block: a greeting, a window on one rail, a context with two targets, nothing.
+        // A frame's header, and one rank's block: a greeting, a window on one rail, a context with two targets,
+        // nothing.
         let steps_of = |name: &str| steps.iter().filter(|event| event["name"] == name).collect::<Vec<_>>();
         for (name, block) in [
             ("connect: exchange", 6),

@@ -1,5 +1,5 @@
-//! Contexts in GPU memory: what a kernel reads in a wait, and how a failure reaches it and `queryLastError`. The kernels here are CPU
-//! threads, which the software GPU lets access its memory.
+//! Contexts in GPU memory: what a kernel reads in a wait, and how a failure reaches it and `queryLastError`. The
+//! kernels here are CPU threads, which the software GPU lets access its memory.
 #![allow(unsafe_code)]
 
 use crate::harness::software_gpu_driver::is_gpu_memory;

@@ -1,5 +1,5 @@
-//! Handles that no call may accept: closed ones, those of other kinds, forged ones and foreign pointers. Two threads pass them at once, while
-//! their own objects are in the closed ones' places.
+//! Handles that no call may accept: closed ones, those of other kinds, forged ones and foreign pointers. Two threads
+//! pass them at once, while their own objects are in the closed ones' places.
 #![allow(unsafe_code)]
 
 use crate::abi_fuzz::logger;
@@ -19,7 +19,8 @@ type Handle = *mut c_void;
 /// Calls an entry of a table.
 macro_rules! call {
     ($table:expr, $entry:ident($($arg:expr),* $(,)?)) => {
-        // SAFETY: pointers are to local variables and registered memory that outlive the call; the plugin checks handles before it uses them.
+        // SAFETY: pointers are to local variables and registered memory that outlive the call; the plugin checks
+        // handles before it uses them.
         unsafe { ($table.$entry.expect("an entry"))($($arg),*) }
     };
 }

@@ -46,15 +46,16 @@ impl Resources {
     }
 }
 
-/// Returns the allocated bytes, in all arenas and by mmap. The plugin, the provider and libfabric use this program's allocator. With
-/// [`EXACT`] the number goes down as soon as memory is freed.
+/// Returns the allocated bytes, in all arenas and by mmap. The plugin, the provider and libfabric use this program's
+/// allocator. With [`EXACT`] the number goes down as soon as memory is freed.
 fn bytes() -> usize {
     // SAFETY: mallinfo2 takes no arguments and only reads the allocator's statistics.
     let info = unsafe { libc::mallinfo2() };
     info.uordblks + info.hblkhd
 }
 
-/// glibc settings. It counts thread caches and the arenas' own data as allocated, so the tests use no caches and one arena.
+/// glibc settings. It counts thread caches and the arenas' own data as allocated, so the tests use no caches and one
+/// arena.
 const EXACT: (&str, &str) = ("GLIBC_TUNABLES", "glibc.malloc.tcache_count=0:glibc.malloc.arena_max=1");
 /// A cycle of two ranks must leave fewer bytes than this on average: it's the smallest size of a leaked allocation.
 const LEFT: usize = 32;

@@ -1,4 +1,5 @@
-//! A process at one of its limits: each set-up call fails with an error that names the limit and its fix, and passes once there's room.
+//! A process at one of its limits: each set-up call fails with an error that names the limit and its fix, and passes
+//! once there's room.
 #![allow(unsafe_code)]
 
 use crate::harness::{REPORT, alone_each, config, pass_round, ranks};
@@ -56,8 +57,8 @@ impl Limit {
         before
     }
 
-    /// Makes a call on several ranks at once, with room for `more`, and checks that a failure names the limit. Each rank gets one element
-    /// of `prepared`.
+    /// Makes a call on several ranks at once, with room for `more`, and checks that a failure names the limit. Each
+    /// rank gets one element of `prepared`.
     fn passes<T: Send>(
         &self,
         what: &str,
@@ -118,7 +119,8 @@ fn init_at_limit_names_it() {
     });
 }
 
-/// libfabric loads its providers once: if that fails for lack of memory, the process never gets them. So each step is its own process.
+/// libfabric loads its providers once: if that fails for lack of memory, the process never gets them. So each step is
+/// its own process.
 #[test]
 fn init_without_memory_names_limit() {
     let test = "init_without_memory_names_limit";

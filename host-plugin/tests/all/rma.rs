@@ -120,8 +120,8 @@ fn metrics_count_puts_signals_and_bytes_exactly() {
             assert_eq!(sum("ferrogin_bytes_total"), (PUTS * 100 + SIGNALS * 8) as u64, "{metrics:?}");
             assert_eq!(sum("ferrogin_signals_total"), SIGNALS as u64, "{metrics:?}");
             assert_eq!((sum("ferrogin_errors_total"), sum("ferrogin_signals_refused_total")), (0, 0), "{metrics:?}");
-            // Besides the writes there are messages: for signals in the first window at most, or for all of them over TCP; an
-            // acknowledgement for every 64 signals; and two or three before the context is destroyed.
+            // Besides the writes there are messages: for signals in the first window at most, or for all of them over
+            // TCP; an acknowledgement for every 64 signals; and two or three before the context is destroyed.
             let messages = sum("ferrogin_posts_total") as usize - PUTS - SIGNALS;
             let is_tcp = std::env::var("FERROGIN_PROVIDER").is_ok_and(|provider| provider == "tcp");
             let of_signals = if is_tcp { SIGNALS..=SIGNALS } else { 1..=WINDOW };

@@ -1,7 +1,8 @@
-//! How set-up grows with the number of ranks: `createContext`'s address insertions, messages, time, memory and descriptors.
+//! How set-up grows with the number of ranks: `createContext`'s address insertions, messages, time, memory and
+//! descriptors.
 //!
-//! FERROGIN_SCALE_RANKS (comma-separated) chooses the numbers of ranks, which are threads of one process here. FERROGIN_SCALE_RUNS=N
-//! measures each unit cost N times; reports show the medians.
+//! FERROGIN_SCALE_RANKS (comma-separated) chooses the numbers of ranks, which are threads of one process here.
+//! FERROGIN_SCALE_RUNS=N measures each unit cost N times; reports show the medians.
 #![allow(unsafe_code)]
 
 mod plan;
@@ -54,7 +55,8 @@ fn used() -> (f64, i64) {
     (ms(usage.ru_utime) + ms(usage.ru_stime), usage.ru_minflt)
 }
 
-/// Since 2.0, libfabric's `tcp` touches 17 MiB when an endpoint posts its first receive. The software card's wire does so once.
+/// Since 2.0, libfabric's `tcp` touches 17 MiB when an endpoint posts its first receive. The software card's wire does
+/// so once.
 #[test]
 fn init_needs_no_memory_for_messages() {
     let newer = std::env::var("FERROGIN_LIBFABRIC_ALT").ok();
@@ -193,8 +195,8 @@ fn measure(plugin: &Arc<Plugin>, n: usize) -> Measured {
     }
 }
 
-/// NCCL's all-rank barrier takes one signal per rank for each block that has its own barrier. Counts are exact, times come from unit costs
-/// measured in this run.
+/// NCCL's all-rank barrier takes one signal per rank for each block that has its own barrier. Counts are exact, times
+/// come from unit costs measured in this run.
 #[test]
 #[ignore = "make check"]
 fn set_up_with_barriers_of_many_ranks_is_tabulated() {

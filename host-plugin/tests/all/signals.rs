@@ -1,5 +1,5 @@
-//! Emulated signals, through the built plugin's C ABI on the software card. The requests are written by hand, so that the tests need no
-//! device code for them and can break every rule.
+//! Emulated signals, through the built plugin's C ABI on the software card. The requests are written by hand, so that
+//! the tests need no device code for them and can break every rule.
 #![allow(unsafe_code)]
 
 use crate::harness::software_gpu_driver::{self, ATOMIC_REDUCTION_SUPPORTED};
@@ -27,7 +27,8 @@ const FLUSH_OPTIONS: i32 = 117;
 
 /// Returns entry `i` of one of the plugin's tables.
 fn entry<T: Copy>(table: *const T, i: usize) -> T {
-    // SAFETY: the callers name entries in tables of an open context or window, which are in this process's memory on the CPU.
+    // SAFETY: the callers name entries in tables of an open context or window, which are in this process's memory on
+    // the CPU.
     unsafe { *table.wrapping_add(i) }
 }
 
@@ -385,7 +386,8 @@ fn thousands_of_signals_fit_a_card_with_512_counters() {
     });
 }
 
-/// Sends signals to words in GPU and host memory, on a software GPU with these attributes. `way` is how the proxy adds to GPU memory.
+/// Sends signals to words in GPU and host memory, on a software GPU with these attributes. `way` is how the proxy adds
+/// to GPU memory.
 fn proxy_adds_to_gpu_memory(test: &str, attributes: &'static [(i32, i32)], way: &'static str, warns: bool) {
     let path = if way == GDRCOPY { software_gpu_with_gdrcopy(test) } else { software_gpu(test) };
     alone_with_libraries(test, path, move |plugin| {
@@ -599,7 +601,8 @@ fn signals_of_peers_that_left_reach_no_later_context() {
                 let va = Target::Va { rkey: peer.rkey, address: peer.remote_addr + 8 };
                 let va = poster.message(other, va, 1);
                 comm.barrier().expect("all ranks");
-                // One rank leaves with signals in flight, and the other reads its words before all of them can have arrived.
+                // One rank leaves with signals in flight, and the other reads its words before all of them can have
+                // arrived.
                 if rank == round % 2 {
                     // All fit in the send queue: the other rank may already be gone.
                     for _ in 0..30 {

@@ -1,9 +1,9 @@
 //! A ring that goes on without the ranks that have gone.
 //!
-//! Its ranks listen for as long as it lives. A rank whose next rank has gone connects to the one after that, and so on, and the two tell
-//! each other which ranks have gone; both pass on what's new to them. So every rank learns of every rank that has gone, whichever rank
-//! noticed first. A rank that the others have given up on, because it was stopped, learns that too. Collective calls need all ranks, and
-//! fail from then on.
+//! Its ranks listen for as long as it lives. A rank whose next rank has gone connects to the one after that, and so on,
+//! and the two tell each other which ranks have gone; both pass on what's new to them. So every rank learns of every
+//! rank that has gone, whichever rank noticed first. A rank that the others have given up on, because it was stopped,
+//! learns that too. Collective calls need all ranks, and fail from then on.
 
 use super::allgather::{DOMAIN, Ring, Side};
 use super::error::RingError;
@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 const CLOSE_GRACE: Duration = Duration::from_millis(300);
 
 impl Ring {
-    /// From now on, the ring goes on without ranks that go. All ranks make this call between the same collective calls, with the listeners
-    /// whose handles these are.
+    /// From now on, the ring goes on without ranks that go. All ranks make this call between the same collective calls,
+    /// with the listeners whose handles these are.
     ///
     /// # Errors
     /// A handle is invalid.
@@ -47,8 +47,8 @@ impl Ring {
         self.survivors.is_some()
     }
 
-    /// Returns the ranks that have gone, and tells the others. Called repeatedly while no collective call is running. `reported` are ranks
-    /// that the caller knows to be lost.
+    /// Returns the ranks that have gone, and tells the others. Called repeatedly while no collective call is running.
+    /// `reported` are ranks that the caller knows to be lost.
     ///
     /// # Errors
     /// The other ranks have given up on this one, or this process is out of descriptors or memory.

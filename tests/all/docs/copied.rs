@@ -25,7 +25,8 @@ fn commands_of_other_pages_print_what_the_pages_say() {
     assert!(count > 2, "{count} blocks");
 }
 
-/// Runs the blocks that a page marks as run, and compares what they print with the output blocks after them. Returns how many it marks.
+/// Runs the blocks that a page marks as run, and compares what they print with the output blocks after them. Returns
+/// how many it marks.
 fn run_blocks(test: &str, page: &Page) -> usize {
     let marked = page.blocks.iter().filter(|block| matches!(block.check(), Ok(Check::Run))).count();
     let wanted = ["ferrogin", "libferrogin.so", "libsoftefa-fi.so", "libnccl-gin-ferrogin.so"];
@@ -58,7 +59,8 @@ fn run_blocks(test: &str, page: &Page) -> usize {
     marked
 }
 
-/// Runs a block and returns what it printed, or `None` if one of its programs is missing. Skips `make build`, which `make test` has run.
+/// Runs a block and returns what it printed, or `None` if one of its programs is missing. Skips `make build`, which
+/// `make test` has run.
 fn run(test: &str, place: &Path, block: &Block) -> Option<String> {
     let is_named = |program: &&str| block.text.split_whitespace().any(|word| word == *program);
     let programs = ["cc", "c++", "mpirun", "python3"];

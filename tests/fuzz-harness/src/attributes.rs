@@ -27,9 +27,11 @@ static FIXTURE: Mutex<Option<Fixture>> = Mutex::new(None);
 
 macro_rules! call {
     ($table:expr, $op:ident, $($arg:expr),*) => {{
-        // SAFETY: the table is the provider's and the object is open; the caller passes arguments of the types that the function takes.
+        // SAFETY: the table is the provider's and the object is open; the caller passes arguments of the types that the
+        // function takes.
         match unsafe { (*$table).$op } {
-            // SAFETY: the table is the provider's and the object is open; the caller passes arguments of the types that the function takes.
+            // SAFETY: the table is the provider's and the object is open; the caller passes arguments of the types that
+            // the function takes.
             Some(op) => unsafe { op($($arg),*) },
             None => -fi::FI_ENOSYS,
         }
@@ -43,7 +45,8 @@ fn fixture() -> Option<Fixture> {
         return None;
     }
     if std::env::var_os("SOFTEFA_WIRE").is_none() {
-        // SAFETY: no other thread reads the environment now, as this is a fuzzer's first call. The test sets the variable itself.
+        // SAFETY: no other thread reads the environment now, as this is a fuzzer's first call. The test sets the
+        // variable itself.
         unsafe { std::env::set_var("SOFTEFA_WIRE", "shm") };
     }
     let provider = softefa_fi::fi_prov_ini();

@@ -1,6 +1,7 @@
 //! Arbitrary sequences of verbs with arbitrary attributes.
 //!
-//! Pointers are null or point to open objects, and memory is mapped or refused: anything else is up to the program to get right.
+//! Pointers are null or point to open objects, and memory is mapped or refused: anything else is up to the program to
+//! get right.
 #![allow(unsafe_code)]
 // Calling through a table reads the table and calls the function.
 #![allow(clippy::multiple_unsafe_ops_per_block)]
@@ -16,7 +17,8 @@ use ferrogin_test_support::Input;
 
 use soft_verbs::fuzzing as ib;
 
-/// A call's parameter or result: null, or an object that stays open until [`Run`] destroys it. Only the calls create non-null ones.
+/// A call's parameter or result: null, or an object that stays open until [`Run`] destroys it. Only the calls create
+/// non-null ones.
 #[repr(transparent)]
 struct Open<T>(*mut T);
 
@@ -322,7 +324,8 @@ impl Run<'_> {
             ibv_reg_dmabuf_mr(pd, at, len, iova, fd, access as c_int)
         } else {
             let iova = if iova % 2 == 0 { addr as u64 } else { iova };
-            // SAFETY: the domain is null or open. Inaccessible pages surround the memory, so only the device's own can be registered.
+            // SAFETY: the domain is null or open. Inaccessible pages surround the memory, so only the device's own can
+            // be registered.
             unsafe { ibv_reg_mr_iova2(pd, addr.cast(), len, iova, access) }
         };
         self.keep(Kind::Mr, mr, &[pd.0.cast()]);
@@ -371,7 +374,8 @@ impl Run<'_> {
         (dv.ext_mem_dmabuf.fd, dv.ext_mem_dmabuf.length, dv.ext_mem_dmabuf.offset) =
             (self.fd(), self.len(), self.len());
         let size = self.size::<ib::efadv_cq_init_attr>();
-        // SAFETY: the context is open, the objects are null or open, and the attributes are local variables of at least that size.
+        // SAFETY: the context is open, the objects are null or open, and the attributes are local variables of at least
+        // that size.
         let cq = unsafe { efadv_create_cq(self.device.context, &mut attr, &mut dv, size) };
         let parent =
             if attr.comp_mask & ib::IBV_CQ_INIT_ATTR_MASK_PD != 0 { attr.parent_domain } else { ptr::null_mut() };
@@ -410,7 +414,8 @@ impl Run<'_> {
         };
         let size = self.size::<ib::efadv_qp_init_attr>();
         let wanted = attr.comp_mask & ib::IBV_QP_INIT_ATTR_SEND_OPS_FLAGS != 0;
-        // SAFETY: the context is open, the objects are null or open, and the attributes are local variables of at least that size.
+        // SAFETY: the context is open, the objects are null or open, and the attributes are local variables of at least
+        // that size.
         let qp = unsafe { efadv_create_qp_ex(self.device.context, &mut attr, &mut dv, size) };
         assert_eq!(ibv_qp_to_qp_ex(qp).0.is_null(), qp.0.is_null() || !wanted);
         self.keep(Kind::Qp, qp, &[attr.pd.cast(), attr.send_cq.cast(), attr.recv_cq.cast()]);
@@ -438,7 +443,8 @@ impl Run<'_> {
             (location.ptr, location.dmabuf.fd, location.dmabuf.offset) = (self.address(), self.fd(), self.len());
         }
         let size = self.size::<ib::efadv_comp_cntr_init_attr>();
-        // SAFETY: the context is open, and the attributes are local variables of at least that size. The device's memory stays mapped.
+        // SAFETY: the context is open, and the attributes are local variables of at least that size. The device's
+        // memory stays mapped.
         let cntr = unsafe { efadv_create_comp_cntr(self.device.context, &mut attr, &mut dv, size) };
         self.keep(Kind::Cntr, cntr, &[]);
     }
@@ -535,7 +541,8 @@ impl Run<'_> {
             let from = self.device.memory.wrapping_add(usize::from(self.input.u8()));
             let (pick, count, len) =
                 (self.input.u8() % 6, usize::from(self.input.u8() % 4), self.len() as usize % SIZE / 2);
-            // SAFETY: the queue pair is open and in a session, lists have that many entries, and inline data is the device's memory.
+            // SAFETY: the queue pair is open and in a session, lists have that many entries, and inline data is the
+            // device's memory.
             unsafe {
                 match pick {
                     0 | 1 => calls.wr_set_sge.unwrap()(ex, sges[0].lkey, sges[0].addr, sges[0].length),

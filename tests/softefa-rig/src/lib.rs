@@ -132,7 +132,8 @@ impl Rig {
         let mut mr = ptr::null_mut();
         // SAFETY: the domain is open.
         let reg = unsafe { (*(*self.domain).mr).reg.unwrap() };
-        // SAFETY: the domain is open; the caller passes memory that outlives the region, or one that the provider refuses.
+        // SAFETY: the domain is open; the caller passes memory that outlives the region, or one that the provider
+        // refuses.
         let rc = unsafe { reg(self.domain.cast(), addr.cast(), len, access, 0, 0, 0, &raw mut mr, ptr::null_mut()) };
         if rc == 0 { Ok(Region::of(mr, self)) } else { Err(rc) }
     }
@@ -150,7 +151,8 @@ impl Rig {
         let mut mr = ptr::null_mut();
         // SAFETY: the domain is open.
         let reg = unsafe { (*(*self.domain).mr).regattr.unwrap() };
-        // SAFETY: the domain is open; the caller's attribute names memory that outlives the region, or one that the provider refuses.
+        // SAFETY: the domain is open; the caller's attribute names memory that outlives the region, or one that the
+        // provider refuses.
         let rc = unsafe { reg(self.domain.cast(), attr, flags, &raw mut mr) };
         if rc == 0 { Ok(Region::of(mr, self)) } else { Err(rc) }
     }
@@ -203,7 +205,8 @@ pub struct Buffer {
 impl Buffer {
     pub fn word(&self, index: usize) -> &AtomicU64 {
         assert!((index + 1) * 8 <= self.len.next_multiple_of(8));
-        // SAFETY: the assertion keeps the word in the buffer, which is never freed; the card and the tests access it atomically.
+        // SAFETY: the assertion keeps the word in the buffer, which is never freed; the card and the tests access it
+        // atomically.
         unsafe { AtomicU64::from_ptr(self.at.cast::<u64>().add(index)) }
     }
 

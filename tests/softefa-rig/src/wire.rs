@@ -1,4 +1,5 @@
-//! The cards' wire protocol as a test speaks it: the handshake and packets, written independently of the card's own code.
+//! The cards' wire protocol as a test speaks it: the handshake and packets, written independently of the card's own
+//! code.
 
 /// The version that this build's cards speak, and a different one.
 pub const OURS: u8 = 4;

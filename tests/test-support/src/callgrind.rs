@@ -69,7 +69,8 @@ fn request(number: usize, argument: usize) {
 #[cfg(not(target_arch = "x86_64"))]
 fn request(_number: usize, _argument: usize) {}
 
-/// Counts the instructions of `work`, which repeats an operation `reps` times, after a short warm-up that isn't counted.
+/// Counts the instructions of `work`, which repeats an operation `reps` times, after a short warm-up that isn't
+/// counted.
 pub fn count(name: &str, reps: u32, mut work: impl FnMut(u32)) {
     let label = std::ffi::CString::new(format!("{name}|{reps}")).unwrap_or_default();
     work(reps.min(64));
@@ -138,7 +139,8 @@ fn parse(text: &str) -> Option<Count> {
     Some(Count { name: name.into(), each: total / reps, by_object })
 }
 
-/// Adds up the lines of costs: a position, then a count. The line after `calls=` has the callee's, which stand elsewhere too.
+/// Adds up the lines of costs: a position, then a count. The line after `calls=` has the callee's, which stand
+/// elsewhere too.
 fn by_object(text: &str) -> BTreeMap<String, f64> {
     let (mut names, mut object, mut costs) = (BTreeMap::new(), String::new(), BTreeMap::new());
     let mut lines = text.lines();

@@ -5,8 +5,8 @@ use std::sync::OnceLock;
 
 const ROLE: &str = "FERROGIN_TEST_ROLE";
 
-/// In the parent process: runs the test `name` again in a child process with `environment`, and returns what the child wrote to
-/// standard error. In the child process: runs `body` and returns `None`.
+/// In the parent process: runs the test `name` again in a child process with `environment`, and returns what the child
+/// wrote to standard error. In the child process: runs `body` and returns `None`.
 ///
 /// # Panics
 /// If the child process fails.
@@ -28,7 +28,8 @@ pub fn run(name: &str, environment: &[(&str, &str)], body: impl FnOnce()) -> Opt
     Some(errors)
 }
 
-/// Runs the tests whose names contain one of `filters` again in a child process with `environment`, except those that need `make check`.
+/// Runs the tests whose names contain one of `filters` again in a child process with `environment`, except those that
+/// need `make check`.
 ///
 /// # Panics
 /// If one of the tests fails, or there are none.

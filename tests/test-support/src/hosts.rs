@@ -1,10 +1,11 @@
-//! Ranks on several hosts, which are network namespaces here. Abstract sockets don't cross them, so processes must connect by address.
+//! Ranks on several hosts, which are network namespaces here. Abstract sockets don't cross them, so processes must
+//! connect by address.
 
 use crate::{skip, wait::HANG_LIMIT};
 use std::process::{Command, Output, Stdio};
 
-/// Runs in a new user and network namespace, which ends with the script. $1 is the number of hosts, $2 the ranks per host, $3 the
-/// seconds that a rank may take, and the rest the program.
+/// Runs in a new user and network namespace, which ends with the script. $1 is the number of hosts, $2 the ranks per
+/// host, $3 the seconds that a rank may take, and the rest the program.
 const SCRIPT: &str = r#"
 hosts=$1 each=$2 limit=$3; shift 3
 trap 'kill ${pids[@]} 2>/dev/null' EXIT
@@ -40,7 +41,8 @@ for rank in ${ranks[@]}; do wait $rank || failed=1; done
 exit ${failed:-0}
 "#;
 
-/// A command that runs the arguments added to it in a new user and network namespace. If this machine allows none, `test` is skipped.
+/// A command that runs the arguments added to it in a new user and network namespace. If this machine allows none,
+/// `test` is skipped.
 pub fn in_new_network(test: &str) -> Option<Command> {
     let unshare = || {
         let mut command = Command::new("unshare");
@@ -54,8 +56,9 @@ pub fn in_new_network(test: &str) -> Option<Command> {
     None
 }
 
-/// Runs `program` as `each` ranks on each of `hosts` hosts, whose addresses are 192.0.2.1, 192.0.2.2 and so on, and fd00::1, fd00::2.
-/// FERROGIN_BOOTSTRAP is a port on the first host unless `program` sets it. If this machine allows no namespaces, `test` is skipped.
+/// Runs `program` as `each` ranks on each of `hosts` hosts, whose addresses are 192.0.2.1, 192.0.2.2 and so on, and
+/// fd00::1, fd00::2. FERROGIN_BOOTSTRAP is a port on the first host unless `program` sets it. If this machine allows no
+/// namespaces, `test` is skipped.
 ///
 /// # Panics
 /// If `unshare` is missing.

@@ -40,7 +40,8 @@ impl<'a> Input<'a> {
         self.number(8)
     }
 
-    /// A number where behaviour may change: 0, a power of two, one less than a power of two, or a small or large number.
+    /// A number where behaviour may change: 0, a power of two, one less than a power of two, or a small or large
+    /// number.
     pub fn edge(&mut self) -> u64 {
         match self.u8() % 8 {
             0 => 0,

@@ -16,7 +16,8 @@ pub fn have_libfabric(test: &str) -> bool {
     loaded.is_ok()
 }
 
-/// The installed libfabric, and in `make check` also the one that FERROGIN_LIBFABRIC_ALT names. Reports a skip if the first is missing.
+/// The installed libfabric, and in `make check` also the one that FERROGIN_LIBFABRIC_ALT names. Reports a skip if the
+/// first is missing.
 pub fn libraries(test: &str) -> Vec<Arc<Libfabric>> {
     let mut found = Vec::new();
     match Libfabric::load(None) {
@@ -32,8 +33,8 @@ pub fn libraries(test: &str) -> Vec<Arc<Libfabric>> {
     found
 }
 
-/// The file in FERROGIN_LIBFABRIC, if its own `efa` provider has operations for GPUs. Otherwise, `test` is skipped; no system's package
-/// has such a libfabric today.
+/// The file in FERROGIN_LIBFABRIC, if its own `efa` provider has operations for GPUs. Otherwise, `test` is skipped; no
+/// system's package has such a libfabric today.
 pub fn libfabric_for_gpus(test: &str) -> Option<PathBuf> {
     let offers = |path: &PathBuf| {
         let bytes = std::fs::read(path).unwrap_or_default();

@@ -47,7 +47,8 @@ impl Memory {
     pub fn read(&self, offset: usize, bytes: usize) -> Vec<u8> {
         assert!(offset + bytes <= self.size());
         let from = self.base.as_ptr().wrapping_add(offset);
-        // SAFETY: the assertion keeps the read inside the allocation; volatile because the code under test writes through its own pointers.
+        // SAFETY: the assertion keeps the read inside the allocation; volatile because the code under test writes
+        // through its own pointers.
         (0..bytes).map(|at| unsafe { from.wrapping_add(at).read_volatile() }).collect()
     }
 
@@ -70,7 +71,8 @@ impl Memory {
     pub fn ring(&self, log_entry: u32) -> Ring {
         let entries = self.size() >> log_entry;
         assert!(entries.is_power_of_two());
-        // SAFETY: the allocation is aligned to 4096 bytes; each test keeps it alive longer than the queue and gives it to one queue.
+        // SAFETY: the allocation is aligned to 4096 bytes; each test keeps it alive longer than the queue and gives it
+        // to one queue.
         unsafe { Ring::new(self.base, entries.trailing_zeros(), log_entry) }
     }
 
@@ -78,7 +80,8 @@ impl Memory {
     pub fn slots(&self) -> Slots {
         let slots = self.size() / size_of::<Cqe>();
         assert!(slots.is_power_of_two());
-        // SAFETY: the allocation is aligned to 4096 bytes; each test keeps it alive longer than the queue and gives it to one queue.
+        // SAFETY: the allocation is aligned to 4096 bytes; each test keeps it alive longer than the queue and gives it
+        // to one queue.
         unsafe { Slots::new(self.base.cast(), slots.trailing_zeros()) }
     }
 
@@ -93,13 +96,15 @@ impl Memory {
     /// A doorbell register at the start.
     pub fn register(&self, buf_size: u32, blueflame: BlueFlame) -> DoorbellRegister {
         assert!(2 * buf_size as usize <= self.size());
-        // SAFETY: the allocation is aligned and at least 64 bytes long; each test keeps it alive longer than the register.
+        // SAFETY: the allocation is aligned and at least 64 bytes long; each test keeps it alive longer than the
+        // register.
         unsafe { DoorbellRegister::new(DoorbellRegisterParts { register: self.base.cast(), buf_size, blueflame }) }
     }
 
     /// An arm register at the start.
     pub fn arm_register(&self) -> ArmRegister {
-        // SAFETY: the allocation is aligned and at least 64 bytes long; each test keeps it alive longer than the register.
+        // SAFETY: the allocation is aligned and at least 64 bytes long; each test keeps it alive longer than the
+        // register.
         unsafe { ArmRegister::new(self.base.cast()) }
     }
 }

@@ -4,7 +4,8 @@ use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// This process's directory in `place` whose name starts with `prefix`; neither need exist yet. Removes those of processes that have ended.
+/// This process's directory in `place` whose name starts with `prefix`; neither need exist yet. Removes those of
+/// processes that have ended.
 pub fn of_process(place: impl AsRef<Path>, prefix: &str) -> PathBuf {
     let place = place.as_ref();
     let ended = |name: &str| {
@@ -26,7 +27,8 @@ pub fn own_host() -> Ipv4Addr {
     Ipv4Addr::new(127, 64 + high, middle, low)
 }
 
-/// A port of this machine, a different one each call. It is below those that Linux hands out, so that no other process takes it.
+/// A port of this machine, a different one each call. It is below those that Linux hands out, so that no other process
+/// takes it.
 pub fn own_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let next = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -24,7 +24,8 @@ pub fn have_second_user(test: &str) -> bool {
     have
 }
 
-/// Runs this program's test `name` in another process, as the user `nobody` if `as_nobody`. There, [`task`] returns `task`.
+/// Runs this program's test `name` in another process, as the user `nobody` if `as_nobody`. There, [`task`] returns
+/// `task`.
 ///
 /// # Panics
 /// If the process can't be started.
@@ -54,8 +55,9 @@ pub fn limit_descriptors(count: u64) -> bool {
     known && limit.rlim_cur == count && unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } == 0
 }
 
-/// Starts a process that holds `count` TCP connections to `addresses`, in turn, and sends nothing. The kernel has accepted them when this
-/// returns, and they last as long as the result, unless the program closes them. The program's test `name` must call [`hold`].
+/// Starts a process that holds `count` TCP connections to `addresses`, in turn, and sends nothing. The kernel has
+/// accepted them when this returns, and they last as long as the result, unless the program closes them. The program's
+/// test `name` must call [`hold`].
 ///
 /// # Panics
 /// If the process can't be started or can't connect.

@@ -1,10 +1,11 @@
-//! Golden bytes in JSON files: finds the files and reads their fields. A test fails if a field has a different type than it expects.
+//! Golden bytes in JSON files: finds the files and reads their fields. A test fails if a field has a different type
+//! than it expects.
 
 use serde_json::Value;
 use std::path::PathBuf;
 
-/// The vectors' directory: `FERROGIN_VECTORS`, or the one in the repository. A relative path is relative to the tests' working directory,
-/// or to the repository's root, where `cargo test` was probably started.
+/// The vectors' directory: `FERROGIN_VECTORS`, or the one in the repository. A relative path is relative to the tests'
+/// working directory, or to the repository's root, where `cargo test` was probably started.
 pub fn directory() -> PathBuf {
     match std::env::var_os("FERROGIN_VECTORS").map(PathBuf::from) {
         Some(dir) if dir.is_dir() => dir,

@@ -3,8 +3,9 @@
 use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
-/// How long a test waits for an event before it assumes that the program hangs. No test passes or fails with the machine's speed: this
-/// limit only ends a run that would otherwise never end, so it is far longer than any delay on a busy machine.
+/// How long a test waits for an event before it assumes that the program hangs. No test passes or fails with the
+/// machine's speed: this limit only ends a run that would otherwise never end, so it is far longer than any delay on a
+/// busy machine.
 pub const HANG_LIMIT: Duration = Duration::from_secs(240);
 
 /// The time between two checks of a condition that can only be polled.
@@ -28,7 +29,8 @@ pub fn wait_until(what: &str, mut ready: impl FnMut() -> bool) {
     wait_for(what, || ready().then_some(()));
 }
 
-/// Calls `ready` until it returns true, without pausing between calls: for a test whose own calls make the progress that it waits for.
+/// Calls `ready` until it returns true, without pausing between calls: for a test whose own calls make the progress
+/// that it waits for.
 ///
 /// # Panics
 /// As [`wait_for`].

@@ -1,4 +1,5 @@
-//! Two ranks whose records are made by hand: each has one thread, a window, a queue, and a signal that the peer's requests raise.
+//! Two ranks whose records are made by hand: each has one thread, a window, a queue, and a signal that the peer's
+//! requests raise.
 
 use gin_check::event::{Event, Record};
 use gin_check::join::join;
@@ -61,7 +62,8 @@ impl World {
         line
     }
 
-    /// A put of 8 bytes from offset 0x1000 to `offset` at the peer, which raises its signal; its doorbell is rung unless `aggregates`.
+    /// A put of 8 bytes from offset 0x1000 to `offset` at the peer, which raises its signal; its doorbell is rung
+    /// unless `aggregates`.
     fn put(&mut self, rank: u64, line: u32, offset: u64, aggregates: bool) {
         let place = self.place(rank, line);
         let (index, stamp) = (self.ranks[rank as usize].posts, self.ranks[rank as usize].stamp);

@@ -1,5 +1,5 @@
-//! Random programs of a few threads. The oracle keeps for each thread the set of all earlier accesses that it has seen, where the detector
-//! has clocks that are compressed by warp and block.
+//! Random programs of a few threads. The oracle keeps for each thread the set of all earlier accesses that it has seen,
+//! where the detector has clocks that are compressed by warp and block.
 
 use gin_check::race::Detector;
 use proptest::prelude::*;

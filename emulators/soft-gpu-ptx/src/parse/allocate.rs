@@ -195,7 +195,8 @@ pub fn allocate(body: &mut Body) {
             });
         }
     }
-    // Slot 0 stands for operands that an instruction doesn't have; constants and uninitialized registers keep their initial values.
+    // Slot 0 stands for operands that an instruction doesn't have; constants and uninitialized registers keep their
+    // initial values.
     let fixed = |slot: usize| {
         let number = slot as u16;
         slot == 0 || !written.has(number) || blocks[0].needed.has(number) || late.has(number)

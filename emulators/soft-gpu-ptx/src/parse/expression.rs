@@ -1,4 +1,5 @@
-//! Constant expressions: C's operators on integers of 64 bits, which are signed unless a literal is too large for that or ends in `U`.
+//! Constant expressions: C's operators on integers of 64 bits, which are signed unless a literal is too large for that
+//! or ends in `U`.
 
 use super::parser::Parser;
 use crate::error::{Error, Kind};
@@ -35,8 +36,8 @@ const OPERATORS: [(&str, u8); 18] = [
     ("|", 3),
 ];
 
-/// Computes `a operator b`; `None` for a division by zero. A result is signed if both operands are. The rules are those of ptxas: `%` is
-/// always unsigned, and so is `~`.
+/// Computes `a operator b`; `None` for a division by zero. A result is signed if both operands are. The rules are those
+/// of ptxas: `%` is always unsigned, and so is `~`.
 fn compute(operator: &str, a: Value, b: Value) -> Option<Value> {
     let signed = a.signed && b.signed;
     let (x, y) = (a.bits as i64, b.bits as i64);

@@ -14,7 +14,8 @@ const LOCAL: u64 = 2 << 60;
 const PARAM: u64 = 3 << 60;
 pub(super) const WINDOW: u64 = 0xf << 60;
 
-/// One in this many loads and atomics is late, and each turn completes late ones with a chance of one in this many: a power of two.
+/// One in this many loads and atomics is late, and each turn completes late ones with a chance of one in this many: a
+/// power of two.
 pub(super) const LATE: u64 = 4;
 
 pub(super) fn bit(slot: usize) -> u64 {
@@ -140,8 +141,8 @@ impl Thread {
         Ok(false)
     }
 
-    /// Completes the late accesses whose results the instruction reads or replaces; all of them before a fence, release, return or wait
-    /// for other threads.
+    /// Completes the late accesses whose results the instruction reads or replaces; all of them before a fence,
+    /// release, return or wait for other threads.
     #[cold]
     pub(super) fn needs(
         &mut self,

@@ -59,7 +59,8 @@ impl Thread {
         }
     }
 
-    /// Executes instructions. `COUNTS`: the launch measures costs or records what is executed. `WEAK`: memory may be weak.
+    /// Executes instructions. `COUNTS`: the launch measures costs or records what is executed. `WEAK`: memory may be
+    /// weak.
     fn steps<const COUNTS: bool, const WEAK: bool>(
         &mut self,
         core: &mut Core<'_>,
@@ -234,7 +235,8 @@ impl Thread {
                         self.carry = sum >> i.width != 0;
                     }
                 }
-                // A subtraction with a borrow clears the carry, as the code of ptxas does: it matters before an addition with carry.
+                // A subtraction with a borrow clears the carry, as the code of ptxas does: it matters before an
+                // addition with carry.
                 Op::SubBorrow { take, give } => {
                     let (a, b) = (i128::from(get(i.a)), i128::from(get(i.b)) + i128::from(take && !self.carry));
                     slots[usize::from(i.d)] = low((a - b) as u64, i.width);

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 const HEAD: &str = ".version 8.2\n.target sm_70\n.address_size 64\n";
 
-/// Texts, whole or (if they start with a newline) after the usual header, and their errors: the kind, the line and part of the cause.
+/// Texts, whole or (if they start with a newline) after the usual header, and their errors: the kind, the line and part
+/// of the cause.
 const TEXTS: &[(&str, Kind, u32, &str)] = &[
     ("", Kind::Syntax, 1, "begins with .version"),
     ("hello", Kind::Syntax, 1, "begins with .version"),

@@ -19,7 +19,8 @@ fn give(arena: &Arena) {
     (0..4).for_each(|word| arena.set(word, 10 + word as u64));
 }
 
-/// Runs `body` with one thread per block under weak memory and many seeds. Returns how often word 16 of the arena isn't `expected`.
+/// Runs `body` with one thread per block under weak memory and many seeds. Returns how often word 16 of the arena isn't
+/// `expected`.
 fn wrong(blocks: u32, body: &str, expected: u64) -> usize {
     let program = linked(&kernel(SHARED, body));
     let wrong = |seed: &u64| {
@@ -105,7 +106,8 @@ fn loads_of_stored_words_need_a_proxy_fence() {
     );
 }
 
-/// The first block stores 7 in shared memory, copies it to word 8, and raises a flag; the second one waits for it and reads the word.
+/// The first block stores 7 in shared memory, copies it to word 8, and raises a flag; the second one waits for it and
+/// reads the word.
 fn store() -> String {
     format!(
         "mov.u32 %r1, %ctaid.x; setp.ne.u32 %p1, %r1, 0; @%p1 bra $other;\n\

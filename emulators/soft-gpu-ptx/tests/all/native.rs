@@ -1,5 +1,5 @@
-//! Each `fgin_*` function of the shipped module on the interpreter, next to the same function as native code: after every call, results,
-//! ring bytes, cursors and doorbells must be equal.
+//! Each `fgin_*` function of the shipped module on the interpreter, next to the same function as native code: after
+//! every call, results, ring bytes, cursors and doorbells must be equal.
 
 use crate::arena::Arena;
 use crate::shipped;
@@ -15,7 +15,8 @@ use std::fmt::Write;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-/// The result of the fast-path functions: the continuation's kind, its word, the endpoint, the two addresses, and the keys.
+/// The result of the fast-path functions: the continuation's kind, its word, the endpoint, the two addresses, and the
+/// keys.
 #[repr(C)]
 struct Continuation([u64; WORDS]);
 
@@ -73,7 +74,8 @@ macro_rules! functions {
             native: |arguments| {
                 let mut arguments = arguments.iter();
                 $(let $argument = *arguments.next().expect("an argument") as $ty;)*
-                // SAFETY: the test passes leaked contexts, windows and buffers, or null where the function checks for null.
+                // SAFETY: the test passes leaked contexts, windows and buffers, or null where the function checks for
+                // null.
                 let result = unsafe { $name($($argument),*) };
                 words!(result, $result)
             },
@@ -120,7 +122,8 @@ functions! {
     fgin_fallback(poster: u64, word: u64, remote: u64, local: u64, keys: u64, bytes: u32, next: u32) -> i32;
 }
 
-/// Returns the text of a kernel `call_NAME` for each function, which takes arguments from, and writes results to, an array of words.
+/// Returns the text of a kernel `call_NAME` for each function, which takes arguments from, and writes results to, an
+/// array of words.
 fn wrappers() -> String {
     let mut text = String::from(".version 8.2\n.target sm_70\n.address_size 64\n");
     for function in FUNCTIONS {
@@ -368,7 +371,8 @@ fn arguments(random: &mut Random, name: &str, emulated: bool) -> Vec<Argument> {
     }
 }
 
-/// Where an argument of a call behind the fast path comes from: a word of the fast path's result, or an argument of the fast path.
+/// Where an argument of a call behind the fast path comes from: a word of the fast path's result, or an argument of the
+/// fast path.
 #[derive(Clone, Copy)]
 pub enum Source {
     Result(usize),
@@ -440,7 +444,8 @@ impl Card {
     }
 }
 
-/// Calls a function on the interpreter, or natively if there is none. Returns the result, with the endpoint as an offset.
+/// Calls a function on the interpreter, or natively if there is none. Returns the result, with the endpoint as an
+/// offset.
 fn call(
     interpreter: Option<(&Loaded, bool)>,
     function: &Function,
@@ -461,7 +466,8 @@ fn call(
         let mut launch = Launch::new([1, 1, 1], [1, 1, 1], words.address().to_le_bytes().to_vec());
         launch.watchdog = Some(HANG_LIMIT);
         launch.weak = weak;
-        // SAFETY: kernels only reach leaked memory and the test's arenas, through pointers and atomics; both live until the test ends.
+        // SAFETY: kernels only reach leaked memory and the test's arenas, through pointers and atomics; both live until
+        // the test ends.
         let memory = unsafe { Process::new() };
         let ended =
             card.completes(side, || run(loaded, kernel, &launch, &memory, &AtomicBool::new(false)).map_err(Box::new));

@@ -5,8 +5,8 @@ use soft_gpu_ptx::TrapKind;
 
 const HEAD: &str = ".version 8.2\n.target sm_70\n.address_size 64\n";
 
-/// Returns the text of a kernel that prints an int, a double and a string, passed as compilers do, with the format at word 8. It stores
-/// the call's result in word 0.
+/// Returns the text of a kernel that prints an int, a double and a string, passed as compilers do, with the format at
+/// word 8. It stores the call's result in word 0.
 fn printing(double: f64) -> String {
     format!(
         "{HEAD}.extern .func (.param .b32 result) vprintf(.param .b64 format, .param .b64 arguments);

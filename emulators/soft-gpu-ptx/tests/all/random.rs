@@ -1,4 +1,5 @@
-//! Seeded random programs against an oracle: a plain evaluator, which works bit by bit where PTX defines the result that way.
+//! Seeded random programs against an oracle: a plain evaluator, which works bit by bit where PTX defines the result
+//! that way.
 
 use crate::arena::{Arena, launch, linked, start};
 use ferrogin_test_support::{Random, repetitions};
@@ -97,8 +98,8 @@ impl Small {
         if bits >> 15 & 1 == 1 { -size } else { size }
     }
 
-    /// Returns the magnitude whose number is nearest, by a search among all. `beyond` compares a magnitude's number with the wanted one;
-    /// `half` compares the wanted one with the middle between a magnitude and the next.
+    /// Returns the magnitude whose number is nearest, by a search among all. `beyond` compares a magnitude's number
+    /// with the wanted one; `half` compares the wanted one with the middle between a magnitude and the next.
     fn nearest(self, beyond: impl Fn(u64) -> bool, half: impl Fn(u64) -> std::cmp::Ordering) -> u64 {
         let all: Vec<u64> = (0..=self.most).collect();
         let below = all.partition_point(|&magnitude| !beyond(magnitude)) as u64 - 1;

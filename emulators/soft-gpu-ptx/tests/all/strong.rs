@@ -1,4 +1,5 @@
-//! Strong signals from a warp's lanes: the shipped module on the interpreter, and a card that completes requests in any order.
+//! Strong signals from a warp's lanes: the shipped module on the interpreter, and a card that completes requests in any
+//! order.
 
 use crate::shipped;
 use efa_dp_direct::wqe::{Destination, Geometry, Operation, parse};
@@ -32,7 +33,8 @@ fn call(function: &str, arguments: &[(u32, &str)]) -> String {
     text + &format!("call (e), {function}, ({});\nld.param.b32 %e, [e]; or.b32 %r, %r, %e;\n}}\n", names.join(", "))
 }
 
-/// Returns a kernel whose lanes post, meet, and raise strong signals. Each lane stores the combined status of its calls.
+/// Returns a kernel whose lanes post, meet, and raise strong signals. Each lane stores the combined status of its
+/// calls.
 fn kernel(name: &str, posts: &str, signals: &str) -> String {
     format!(
         ".visible .entry {name}(.param .u64 words)\n{{\n.reg .b64 %w, %ctx, %win, %off, %at; .reg .b32 %lane, %odd, %e, %r;\n\
@@ -146,7 +148,8 @@ impl Card {
     }
 }
 
-/// Runs a 32-lane kernel next to a card that may hold one put back (`holds`). Returns the signal count and the first early signal.
+/// Runs a 32-lane kernel next to a card that may hold one put back (`holds`). Returns the signal count and the first
+/// early signal.
 fn raise(loaded: &Loaded, name: &str, policy: u32, seed: u64, holds: bool) -> (u64, Option<String>) {
     let (test, window) = context(policy);
     let mut words = vec![0; 2 + LANES as usize];
@@ -165,7 +168,8 @@ fn raise(loaded: &Loaded, name: &str, policy: u32, seed: u64, holds: bool) -> (u
             }
             card.work(&test.rings, &mut random);
         });
-        // SAFETY: context, window and words are leaked, and the only references to them while the kernel runs are to atomics.
+        // SAFETY: context, window and words are leaked, and the only references to them while the kernel runs are to
+        // atomics.
         let memory = unsafe { Process::new() };
         let result = run(loaded, kernel, &launch, &memory, &AtomicBool::new(false)).map_err(Box::new);
         ended.store(true, Ordering::SeqCst);
@@ -200,7 +204,8 @@ fn strong_signals_of_lanes_find_puts_of_all_lanes_complete() {
     }
 }
 
-/// Checks that the test above catches signals that don't wait: each kernel fails with device code whose strong signals wait for nothing.
+/// Checks that the test above catches signals that don't wait: each kernel fails with device code whose strong signals
+/// wait for nothing.
 #[test]
 fn strong_signal_without_wait_is_early() {
     const CALL: &str = "call.uni (retval0), ";

@@ -72,8 +72,8 @@ fn a_load_before_an_acquire_may_be_early() {
 
 /// A litmus test: each thread's code, the number of threads per block, and an outcome.
 ///
-/// Threads share the words `[x]` and `[y]`, and write what they saw to `[r0]` to `[r3]`. The outcome lists `r0` to `r3`, then the
-/// final `x` and `y`; `_` is any value.
+/// Threads share the words `[x]` and `[y]`, and write what they saw to `[r0]` to `[r3]`. The outcome lists `r0` to
+/// `r3`, then the final `x` and `y`; `_` is any value.
 struct Litmus {
     name: &'static str,
     block: u32,
@@ -92,8 +92,9 @@ const fn case(
     Litmus { name, block, threads, outcome, allowed }
 }
 
-/// The litmus tests, in short forms: `W x 1` stores, `R x 0` loads into `r0`; `Wrel` and `Racq` are at GPU scope, `WrelC` and `RacqC` at
-/// block scope; `D x 0` stores a value that depends on `r0`, and `C x 0` stores 1 if `r0` is not 0, with a branch.
+/// The litmus tests, in short forms: `W x 1` stores, `R x 0` loads into `r0`; `Wrel` and `Racq` are at GPU scope,
+/// `WrelC` and `RacqC` at block scope; `D x 0` stores a value that depends on `r0`, and `C x 0` stores 1 if `r0` is not
+/// 0, with a branch.
 const LITMUS: &[Litmus] = &[
     case("MP", 1, &["W x 1; W y 1", "R y 0; R x 1"], "1 0 _ _ _ _", true),
     case("MP, the writer orders", 1, &["W x 1; Wrel y 1", "R y 0; R x 1"], "1 0 _ _ _ _", true),
@@ -189,7 +190,8 @@ fn form(thread: usize, number: usize, words: &[&str]) -> String {
     }
 }
 
-/// Returns a litmus test's kernel. Each thread first loads both words, as polling threads do, and pauses between its instructions.
+/// Returns a litmus test's kernel. Each thread first loads both words, as polling threads do, and pauses between its
+/// instructions.
 fn litmus(threads: &[&str], pause: &str) -> String {
     let mut body = String::from(
         "mov.u32 %r4, %ctaid.x; mov.u32 %r5, %ntid.x; mov.u32 %r6, %tid.x; mad.lo.u32 %r4, %r4, %r5, %r6;\n\

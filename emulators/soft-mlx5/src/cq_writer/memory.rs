@@ -24,8 +24,8 @@ impl CqMemory {
     /// Makes a view of `1 << log` slots and the first word of the queue's doorbell record.
     ///
     /// # Safety
-    /// `slots` is aligned to 64 bytes and `record` to 4; both stay mapped, and the slots writable, while the value lives; nothing else
-    /// but the queue's driver uses them.
+    /// `slots` is aligned to 64 bytes and `record` to 4; both stay mapped, and the slots writable, while the value
+    /// lives; nothing else but the queue's driver uses them.
     pub const unsafe fn new(slots: NonNull<Cqe>, log: u32, record: NonNull<u32>) -> Self {
         Self { slots, log, record: record.cast() }
     }
@@ -37,7 +37,8 @@ impl CqMemory {
 
     /// Returns the driver's consumer index, 24 bits.
     pub fn consumer(&self) -> u32 {
-        // SAFETY: the caller of `new` keeps the word mapped and aligned; the driver may write to it as an atomic at the same time.
+        // SAFETY: the caller of `new` keeps the word mapped and aligned; the driver may write to it as an atomic at the
+        // same time.
         u32::from_be(unsafe { self.record.as_ref() }.load(Ordering::Acquire)) & mlx5::wire::MAX_24_BITS
     }
 

@@ -1,4 +1,5 @@
-//! The software ConnectX card, or the one that FERROGIN_MLX5 names, with requests built by hand: silent failures, errors and request order.
+//! The software ConnectX card, or the one that FERROGIN_MLX5 names, with requests built by hand: silent failures,
+//! errors and request order.
 #![allow(unsafe_code)]
 
 mod umr;
@@ -190,7 +191,8 @@ fn pair(two: bool, bytes: usize) -> (Vec<Arc<dyn Device>>, End, End) {
     (cards, a, b)
 }
 
-/// Exchanges requests between another pair of ends, after which the last card has seen everything posted on the first one before.
+/// Exchanges requests between another pair of ends, after which the last card has seen everything posted on the first
+/// one before.
 fn exchange(cards: &[Arc<dyn Device>]) {
     let [first, last] = [&*cards[0], &*cards[cards.len() - 1]];
     let (mut a, b) = (End::new(first, Transport::Rc, 64, false), End::new(last, Transport::Rc, 64, false));
@@ -276,8 +278,8 @@ fn window_works_until_invalidated() {
     assert_eq!(a.next(), Err(Syndrome::WrFlush));
 }
 
-/// The responder binds and sends the key, and the peer writes at once. With a fence, the write succeeds; without one, it overtakes a
-/// bind that takes an hour.
+/// The responder binds and sends the key, and the peer writes at once. With a fence, the write succeeds; without one,
+/// it overtakes a bind that takes an hour.
 #[test]
 fn request_without_fence_overtakes_bind() {
     if on_hardware("request_without_fence_overtakes_bind") {
@@ -534,7 +536,8 @@ fn armed_queue_raises_event() {
         nix::poll::poll(&mut fds, wait).unwrap() == 1
     };
     send.post(&Op::Nop, SIGNAL);
-    // The card polls its queue pairs in turn: once it has completed two requests of another, it has completed this one's.
+    // The card polls its queue pairs in turn: once it has completed two requests of another, it has completed this
+    // one's.
     for _ in 0..2 {
         peer.send.post(&Op::Nop, SIGNAL);
         peer.next().unwrap();

@@ -1,5 +1,6 @@
-//! Seeded random completions against an oracle: the poller must return the completions that the card pushed, in order, with any
-//! compression and across any wrap. `FERROGIN_ZIP_CQES=N` sets the total number of completions (default: 10 million).
+//! Seeded random completions against an oracle: the poller must return the completions that the card pushed, in order,
+//! with any compression and across any wrap. `FERROGIN_ZIP_CQES=N` sets the total number of completions (default: 10
+//! million).
 
 use ferrogin_test_support::Random;
 use ferrogin_test_support::mlx5_memory::Memory;

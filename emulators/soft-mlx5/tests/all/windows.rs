@@ -1,4 +1,5 @@
-//! The mlx5 crate's windows on the software card, or the one that FERROGIN_MLX5 names: bound, used by the peer, invalidated, bound again.
+//! The mlx5 crate's windows on the software card, or the one that FERROGIN_MLX5 names: bound, used by the peer,
+//! invalidated, bound again.
 #![allow(unsafe_code)]
 
 use std::ptr::NonNull;

@@ -164,7 +164,8 @@ impl Core {
         });
     }
 
-    /// Records the words that a peer's request brought in a message or as immediate data: they may be an emulated signal.
+    /// Records the words that a peer's request brought in a message or as immediate data: they may be an emulated
+    /// signal.
     pub(super) fn check_message(&mut self, at: u32, header: &Header, words: impl FnOnce() -> Vec<u64>) {
         self.check(|core, card| {
             let from = core.sender(at);

@@ -41,22 +41,24 @@ impl Core {
         }
     }
 
-    /// Completes a request with the other card's answer, or without one. Datagrams are unacknowledged: one is complete once it is sent,
-    /// even if no card takes it.
+    /// Completes a request with the other card's answer, or without one. Datagrams are unacknowledged: one is complete
+    /// once it is sent, even if no card takes it.
     pub(crate) fn conclude(&mut self, token: Token, status: CompStatus) {
         let datagrams = self.qp(token.qpn()).is_some_and(|qp| qp.datagrams);
         let unknown = datagrams && status != CompStatus::LocalInvalidAh;
         self.finish(token, if unknown { OK } else { status.raw() });
     }
 
-    /// Completes a queue pair's requests that the card at the other end of a connection has answered but faults hold back.
+    /// Completes a queue pair's requests that the card at the other end of a connection has answered but faults hold
+    /// back.
     pub(crate) fn complete_held(&mut self, qpn: u16, at: u32) {
         let peer_of = |core: &Self, at: u32| core.connections.get(at).and_then(|connection| connection.peer);
         let from = peer_of(self, at);
         self.retire_held(qpn, |core, at| peer_of(core, at) == from);
     }
 
-    /// Completes the requests that were answered on a connection but that faults hold back. They would fail with the connection.
+    /// Completes the requests that were answered on a connection but that faults hold back. They would fail with the
+    /// connection.
     pub(crate) fn complete_answered_on(&mut self, at: u32) {
         for qpn in 0..self.qps.bound() {
             self.retire_held(qpn as u16, |_, connection| connection == at);
@@ -99,8 +101,8 @@ impl Core {
         self.check_retired(token, event, status != OK);
     }
 
-    /// Counts a completed request in the card's statistics, with its bytes if it succeeded. This comes before the queue pair's counters, so
-    /// that statistics read after a counter include its requests.
+    /// Counts a completed request in the card's statistics, with its bytes if it succeeded. This comes before the queue
+    /// pair's counters, so that statistics read after a counter include its requests.
     pub(crate) fn count(&mut self, event: Event, bytes: Option<u32>) {
         let all = &mut self.statistics;
         let (requests, total, errors) = match event {

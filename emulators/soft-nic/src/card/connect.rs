@@ -18,7 +18,8 @@ use crate::config::WireChoice;
 use crate::wire::tcp::Progress;
 use crate::wire::{WireError, shm, tcp};
 
-/// Maximum number of connections without a valid hello. A card sends its own at once, so the oldest one without is least likely a card.
+/// Maximum number of connections without a valid hello. A card sends its own at once, so the oldest one without is
+/// least likely a card.
 const MAX_SILENT: usize = 64;
 /// Connections accepted before the card does other work.
 const ACCEPTS: usize = 64;
@@ -197,7 +198,8 @@ impl Core {
         }
     }
 
-    /// Closes the oldest connection without a valid hello, if there are more than `limit`. After a valid hello, both cards hold a stream.
+    /// Closes the oldest connection without a valid hello, if there are more than `limit`. After a valid hello, both
+    /// cards hold a stream.
     fn limit_silent(&mut self, limit: usize) -> bool {
         let silent = || self.connections.iter().filter(|(_, connection)| connection.is_silent());
         let oldest = silent().min_by_key(|(_, connection)| connection.heard_us).filter(|_| silent().count() > limit);
@@ -243,7 +245,8 @@ impl Core {
         }
     }
 
-    /// Answers a valid hello on a stream. If two cards call each other at once, the call from the card with the smaller GID wins.
+    /// Answers a valid hello on a stream. If two cards call each other at once, the call from the card with the smaller
+    /// GID wins.
     ///
     /// The welcome is a promise: this card doesn't call the other one while the other's call may still succeed.
     fn answer_hello(&mut self, at: u32, peer: &Gid, from: IpAddr, welcome: &[u8]) {
@@ -421,7 +424,8 @@ impl Core {
         }
     }
 
-    /// Tells every shared-memory peer that the engine is about to sleep. Returns false if a packet has arrived meanwhile.
+    /// Tells every shared-memory peer that the engine is about to sleep. Returns false if a packet has arrived
+    /// meanwhile.
     pub(crate) fn prepare_sleep(&mut self) -> bool {
         (0..self.connections.bound()).all(|at| match self.connections.get_mut(at).map(|c| &mut c.transport) {
             Some(Transport::Shm(link)) => link.rx.sleep(),
@@ -452,7 +456,8 @@ impl std::fmt::Debug for Transport {
     }
 }
 
-/// Returns what to check if a card couldn't be reached at its address: every host may have the same link-local or bridge address.
+/// Returns what to check if a card couldn't be reached at its address: every host may have the same link-local or
+/// bridge address.
 fn address_fix(peer: &Gid, status: CompStatus) -> String {
     match peer.ip().filter(|_| status == CompStatus::LocalUnreachableRemote) {
         Some(ip) => format!("; if {ip} is not that host's address for this one, set SOFTEFA_IFADDR there"),

@@ -8,7 +8,8 @@ use crate::address::Gid;
 use crate::wire::packet::Header;
 use crate::wire::{shm, tcp};
 
-/// A card that owes answers and has sent no packet for this long is unresponsive. A connecting side has this long to prove it is a card.
+/// A card that owes answers and has sent no packet for this long is unresponsive. A connecting side has this long to
+/// prove it is a card.
 pub(crate) const SILENCE_US: u64 = 5_000_000;
 
 /// What carries the packets.
@@ -56,7 +57,8 @@ pub(crate) struct Connection {
     pub transport: Transport,
     /// The other card connected.
     pub accepted: bool,
-    /// The connection that the other side opened between the same cards: in shared memory, each card connects for its own requests.
+    /// The connection that the other side opened between the same cards: in shared memory, each card connects for its
+    /// own requests.
     pub opposite: Option<u32>,
     /// This card has an address handle for the other.
     pub has_handle: bool,
@@ -73,7 +75,8 @@ pub(crate) struct Connection {
     pub partials: HashMap<u64, Partial>,
     /// Requests given to this connection that have not completed.
     pub waiting: u32,
-    /// The card's clock when the connection was made, a packet arrived, or the first unanswered request was queued, whichever was last.
+    /// The card's clock when the connection was made, a packet arrived, or the first unanswered request was queued,
+    /// whichever was last.
     pub heard_us: u64,
     /// The peer has sent a packet on this connection.
     pub responsive: bool,
@@ -159,8 +162,8 @@ impl Connection {
         self.is_open() && self.serving.iter().any(|serving| serving.header.dst_qpn == qpn)
     }
 
-    /// Whether the other side owed something and has been silent for [`SILENCE_US`]. The loopback connection is never late: its requests
-    /// may wait for a receive.
+    /// Whether the other side owed something and has been silent for [`SILENCE_US`]. The loopback connection is never
+    /// late: its requests may wait for a receive.
     pub(crate) fn is_late(&self, now_us: u64) -> bool {
         let owes = self.waiting > 0 && !matches!(self.transport, Transport::Loopback);
         (self.is_unproven() || owes) && now_us.saturating_sub(self.heard_us) > SILENCE_US

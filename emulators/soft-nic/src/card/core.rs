@@ -231,8 +231,8 @@ impl Core {
         }
     }
 
-    /// Logs a line about a request from or for a queue pair that broke `rule`. Only the first lines are printed; how many were left out is
-    /// logged when the queue pair is closed.
+    /// Logs a line about a request from or for a queue pair that broke `rule`. Only the first lines are printed; how
+    /// many were left out is logged when the queue pair is closed.
     pub(crate) fn log_of(&mut self, qpn: u16, rule: &str, what: fmt::Arguments<'_>) {
         let is_printed = self.qp(qpn).is_none_or(|qp| {
             let times = qp.count_line(rule);

@@ -24,8 +24,8 @@ pub struct Word {
     _map: Option<Arc<Mapping>>,
 }
 
-// SAFETY: `at` is a word that this value keeps, or memory that the caller of `Word::at` keeps mapped; the card uses it only under its
-// lock.
+// SAFETY: `at` is a word that this value keeps, or memory that the caller of `Word::at` keeps mapped; the card uses it
+// only under its lock.
 unsafe impl Send for Word {}
 
 impl Word {
@@ -69,13 +69,14 @@ impl Word {
         self.shadow = value & COUNTER_MASK;
         if let Some(place) = self.on_gpu {
             let bytes = self.shadow.to_ne_bytes();
-            // SAFETY: the array has that many bytes; the caller of `Word::mapped` keeps the memory until the counter is closed.
+            // SAFETY: the array has that many bytes; the caller of `Word::mapped` keeps the memory until the counter is
+            // closed.
             if let Err(error) = unsafe { place.write(bytes.as_ptr(), bytes.len()) } {
                 log::line(format_args!("softefa: a counter in memory of a GPU cannot be written: {error}"));
             }
         }
-        // SAFETY: `at` is a mapped, aligned word, kept by this value or by the caller of `Word::at`. Release: a reader of the count sees
-        // the payload written before it.
+        // SAFETY: `at` is a mapped, aligned word, kept by this value or by the caller of `Word::at`. Release: a reader
+        // of the count sees the payload written before it.
         unsafe { memory::store_release(self.at, self.shadow) };
     }
 
@@ -94,7 +95,8 @@ impl Word {
         self.place
     }
 
-    /// Returns the word's address, for readers without the card's lock. A word that the CPU cannot access has a copy in the card's memory.
+    /// Returns the word's address, for readers without the card's lock. A word that the CPU cannot access has a copy in
+    /// the card's memory.
     pub fn address(&self) -> *mut u64 {
         self.at
     }

@@ -20,8 +20,9 @@ use crate::wire::{ring, tcp};
 const MAX_PAYLOAD: u32 = 64 * 1024;
 const _: () = assert!(MAX_PAYLOAD as usize <= ring::MAX_PAYLOAD && MAX_PAYLOAD as usize <= tcp::MAX_PAYLOAD);
 
-/// Over TCP each write is a system call, so acknowledgements wait for a request to the same card, or for [`QUIET_POLLS`] idle polls in a
-/// row: a program whose request was just answered often posts the next one at once. After [`MAX_POLLS`] polls the card sends them anyway.
+/// Over TCP each write is a system call, so acknowledgements wait for a request to the same card, or for
+/// [`QUIET_POLLS`] idle polls in a row: a program whose request was just answered often posts the next one at once.
+/// After [`MAX_POLLS`] polls the card sends them anyway.
 const QUIET_POLLS: u32 = 3;
 pub(super) const MAX_POLLS: u32 = 16;
 
@@ -300,8 +301,8 @@ impl Core {
                 self.receive(at, header, payload);
                 return Sent::Yes;
             }
-            // SAFETY: the caller found `header.len` payload bytes in a region or in a request. The card's lock, which is
-            // held, keeps regions registered and requests in the table during the call.
+            // SAFETY: the caller found `header.len` payload bytes in a region or in a request. The card's lock, which
+            // is held, keeps regions registered and requests in the table during the call.
             Transport::Shm(rings) => unsafe { rings.tx.push(header, payload) }.map_err(|_| ()),
             Transport::Tcp(stream) => {
                 let is_answer = header.kind() == Some(Kind::Ack);

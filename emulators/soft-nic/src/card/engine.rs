@@ -1,5 +1,5 @@
-//! The engine: the thread that executes work requests. It polls doorbells, wires and the clock. Without work it sleeps, because on a
-//! small machine it shares its core with the application's threads.
+//! The engine: the thread that executes work requests. It polls doorbells, wires and the clock. Without work it sleeps,
+//! because on a small machine it shares its core with the application's threads.
 
 use std::hint::black_box;
 use std::os::fd::{AsFd, OwnedFd};
@@ -46,8 +46,8 @@ impl Shared {
         guard
     }
 
-    /// Polls in the thread of a waiting caller, while the engine sleeps. Does nothing while the engine polls or a set-up call waits
-    /// for the lock.
+    /// Polls in the thread of a waiting caller, while the engine sleeps. Does nothing while the engine polls or a
+    /// set-up call waits for the lock.
     pub(crate) fn poll(&self) {
         if self.waiting.load(Ordering::Relaxed) > 0 {
             return;
@@ -92,9 +92,10 @@ impl Engine {
     pub(crate) fn start(shared: &Arc<Shared>, card: u32, counters: Option<CounterFiles>) -> std::io::Result<Self> {
         let events = shared.lock().socket_events()?;
         let state = shared.clone();
-        // The thread allocates before this function returns. libfabric patches the first instructions of `munmap` when the first domain
-        // opens, and a thread that is in `munmap` at that moment, as a new thread is in its first allocation, dies of SIGSEGV. A barrier
-        // keeps no handle of the waiting thread, unlike a channel: valgrind would report the main thread's at exit.
+        // The thread allocates before this function returns. libfabric patches the first instructions of `munmap` when
+        // the first domain opens, and a thread that is in `munmap` at that moment, as a new thread is in its first
+        // allocation, dies of SIGSEGV. A barrier keeps no handle of the waiting thread, unlike a channel: valgrind
+        // would report the main thread's at exit.
         let has_memory = Arc::new(Barrier::new(2));
         let memory = has_memory.clone();
         let body = move || {
@@ -126,7 +127,8 @@ impl Drop for Engine {
 const SOCKET_EVERY: u32 = 64;
 /// If application threads poll this often between two of the engine's polls, the engine sleeps for a while.
 const DRIVEN_POLLS: u32 = 4;
-/// Long, because going to sleep and waking up take many microseconds of a core that the engine may share with those threads.
+/// Long, because going to sleep and waking up take many microseconds of a core that the engine may share with those
+/// threads.
 const DRIVEN_SLEEP: Duration = Duration::from_micros(250);
 /// The clock advances by at most this much per poll: after a larger step, the process had been stopped.
 const MAX_STEP_US: u64 = 50_000;

@@ -71,7 +71,8 @@ impl Core {
         self.dead_since.is_some()
     }
 
-    /// Plays the driver's part once the card has stopped responding: fails all requests after [`SILENCE_US`], and later ones at once.
+    /// Plays the driver's part once the card has stopped responding: fails all requests after [`SILENCE_US`], and later
+    /// ones at once.
     pub(crate) fn poll_dead(&mut self, since: u64) -> bool {
         if self.clock_us.saturating_sub(since) < SILENCE_US {
             return false;
@@ -242,7 +243,8 @@ impl Core {
         }
     }
 
-    /// Logs a line about an outstanding request. Software must not reuse the slot before the completion, so the slot still holds its bytes.
+    /// Logs a line about an outstanding request. Software must not reuse the slot before the completion, so the slot
+    /// still holds its bytes.
     fn report_of(&mut self, token: Token, rule: &str) {
         let Some(index) = self.outstanding(token).map(|entry| entry.index) else { return };
         let Some(qp) = self.qp(token.qpn()) else { return };

@@ -25,8 +25,8 @@ impl Core {
     pub(crate) fn poll_connection(&mut self, at: u32) -> bool {
         let mut left = BURST;
         while left > 0 && self.look(at) {
-            // The other card sent its acknowledgements, on this card's own connection, before the requests just seen here. Those may be
-            // replies, so handle the acknowledgements first.
+            // The other card sent its acknowledgements, on this card's own connection, before the requests just seen
+            // here. Those may be replies, so handle the acknowledgements first.
             let opposite = self.connections.get(at).filter(|c| c.accepted).and_then(|c| c.opposite);
             if let Some(opposite) = opposite.filter(|opposite| self.look(*opposite)) {
                 self.take_packets(opposite, usize::MAX);
@@ -198,7 +198,8 @@ impl Core {
 
     fn receive_write(&mut self, at: u32, header: &Header, payload: *const u8) {
         let whole = header.len == header.total;
-        // The remaining packets of a refused write are not checked again, so that the write gets one log line and one status.
+        // The remaining packets of a refused write are not checked again, so that the write gets one log line and one
+        // status.
         let refused = if whole {
             None
         } else {
@@ -210,8 +211,8 @@ impl Core {
             None => match self.check_remote(at, header, true) {
                 Ok((to, _)) => {
                     let to = to.after(header.offset.into());
-                    // SAFETY: `check_remote` found all `total` bytes of the request in one region, `is_consistent` keeps this
-                    // packet within them, and the wire keeps `len` payload bytes until this call returns.
+                    // SAFETY: `check_remote` found all `total` bytes of the request in one region, `is_consistent`
+                    // keeps this packet within them, and the wire keeps `len` payload bytes until this call returns.
                     match unsafe { to.write(payload, header.len as usize) } {
                         Ok(()) => OK,
                         Err(error) => {
@@ -300,7 +301,8 @@ impl Core {
         if header.len > 0 {
             let Local::Region { addr, lkey } = request.local else { return };
             match self.regions.local(pd, lkey, addr + u64::from(header.offset), header.len, true) {
-                // SAFETY: `Regions::local` found `len` writable bytes at `to`, and the wire keeps that many payload bytes.
+                // SAFETY: `Regions::local` found `len` writable bytes at `to`, and the wire keeps that many payload
+                // bytes.
                 Ok(to) => match unsafe { to.write(payload, header.len as usize) } {
                     Ok(()) => {}
                     Err(error) => {

@@ -56,11 +56,12 @@ pub struct Card {
     domains: std::sync::atomic::AtomicU32,
 }
 
-/// How long [`Card::close_qp`] may keep sending: it doesn't wait for a peer that takes no packets, such as a stopped process.
+/// How long [`Card::close_qp`] may keep sending: it doesn't wait for a peer that takes no packets, such as a stopped
+/// process.
 const CLOSE_LIMIT: Duration = Duration::from_millis(20);
 
-/// This process's cards in use, by number. An unused card is dropped; a later card with its number gets another GID. A forked child has no
-/// cards until it opens its own.
+/// This process's cards in use, by number. An unused card is dropped; a later card with its number gets another GID. A
+/// forked child has no cards until it opens its own.
 static CARDS: PerProcess<Mutex<Cards>> = PerProcess::new();
 type Cards = Vec<(u32, Weak<Card>)>;
 
@@ -96,8 +97,8 @@ impl Card {
         Ok(card)
     }
 
-    /// Takes the place of a card that the parent process opened before it forked this one. Within this process, the old card's GID, which
-    /// the program may have read by then, names this card too.
+    /// Takes the place of a card that the parent process opened before it forked this one. Within this process, the old
+    /// card's GID, which the program may have read by then, names this card too.
     pub fn replace_inherited(&self, inherited: &Self, gid: Gid) {
         // Protection domains of the old card may be in use with this one.
         let next = inherited.domains.load(std::sync::atomic::Ordering::Relaxed);
@@ -114,14 +115,15 @@ impl Card {
         self.shared.lock()
     }
 
-    /// Polls the card once in this thread, unless the engine is polling. For calls that applications make while they wait: on a small
-    /// machine the engine needs the caller's core.
+    /// Polls the card once in this thread, unless the engine is polling. For calls that applications make while they
+    /// wait: on a small machine the engine needs the caller's core.
     pub fn poll(&self) {
         self.shared.poll();
     }
 
-    /// Removes a program's queue pair. What it has been sent is handled first, and its answers and the requests that it has rung go to the
-    /// wire, for up to 20 ms, because hardware does all that within microseconds. With the fault `close_drops` the requests are dropped.
+    /// Removes a program's queue pair. What it has been sent is handled first, and its answers and the requests that it
+    /// has rung go to the wire, for up to 20 ms, because hardware does all that within microseconds. With the fault
+    /// `close_drops` the requests are dropped.
     pub fn close_qp(&self, qpn: u16) {
         let deadline = Instant::now() + CLOSE_LIMIT;
         let mut core = self.lock();
@@ -144,8 +146,8 @@ impl Card {
         core.close_qp(qpn);
     }
 
-    /// Like [`Card::poll`], for threads that wait for memory that the card writes and make no libfabric calls. Does nothing and returns
-    /// false if the engine has a core of its own.
+    /// Like [`Card::poll`], for threads that wait for memory that the card writes and make no libfabric calls. Does
+    /// nothing and returns false if the engine has a core of its own.
     pub fn progress(&self) -> bool {
         let shared = pace::shares_a_core();
         if shared {
@@ -159,7 +161,8 @@ impl Card {
         self.domains.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
     }
 
-    /// Starts the engine unless it is already running. It adds the card's statistics to the files in `hw_counters`, if they exist.
+    /// Starts the engine unless it is already running. It adds the card's statistics to the files in `hw_counters`, if
+    /// they exist.
     pub fn start(&self, hw_counters: Option<&Path>) -> std::io::Result<()> {
         let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         if engine.is_none() {
@@ -210,8 +213,8 @@ fn listen(gid: &Gid) -> std::io::Result<Option<shm::Listener>> {
     })
 }
 
-/// Returns a card's GID before it is open, for `fi_getinfo`, which reports addresses without opening cards. It holds the host's number in
-/// place of a secret.
+/// Returns a card's GID before it is open, for `fi_getinfo`, which reports addresses without opening cards. It holds
+/// the host's number in place of a secret.
 pub fn advertised_gid(config: &Config) -> Gid {
     let ip = config.ifaddr.unwrap_or(Ipv4Addr::LOCALHOST);
     let address = (config.wire != WireChoice::Shm).then_some(SocketAddrV4::new(ip, 0));

@@ -1,8 +1,9 @@
 //! The engine's pace: its pauses between polls, which leave the processor to the application's threads.
 //!
-//! On a small machine, a thread that waits for the result of a poll also waits for the engine's core, so the engine mostly yields. A yield
-//! is cheap as long as all other threads on the core yield too. Next to a thread that computes without a pause, a yield costs a scheduler
-//! time slice, which is milliseconds. The engine then takes short sleeps instead.
+//! On a small machine, a thread that waits for the result of a poll also waits for the engine's core, so the engine
+//! mostly yields. A yield is cheap as long as all other threads on the core yield too. Next to a thread that computes
+//! without a pause, a yield costs a scheduler time slice, which is milliseconds. The engine then takes short sleeps
+//! instead.
 
 use std::num::NonZero;
 use std::sync::OnceLock;
@@ -48,8 +49,8 @@ const WAITS: [(Duration, Duration); 5] = [
 const SHORT_WAIT: Duration = Duration::from_micros(50);
 /// A yield this long gave the core to a thread that does not yield.
 const LONG_YIELD: Duration = Duration::from_millis(1);
-/// How many sleeps follow a long yield before the engine yields again. Each further long yield doubles the number. A sleep is short enough
-/// for a busy wire.
+/// How many sleeps follow a long yield before the engine yields again. Each further long yield doubles the number. A
+/// sleep is short enough for a busy wire.
 const FIRST_SLEEPS: u32 = 8;
 const MAX_SLEEPS: u32 = 4096;
 /// After this many short yields in a row, the number of sleeps starts over.

@@ -6,7 +6,8 @@ use super::counter::EVENTS;
 use super::queue::WorkQueue;
 use super::request::Request;
 
-/// Identifies a request on the wire and in the reorder buffer, by its queue pair, its table entry and its serial number.
+/// Identifies a request on the wire and in the reorder buffer, by its queue pair, its table entry and its serial
+/// number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Token(pub u64);
 
@@ -75,8 +76,8 @@ pub struct Qp {
     pub rq_taken: u32,
     /// How often the card retries a send whose peer has no receive.
     pub rnr_retry: u8,
-    /// The queue pair carries unreliable datagrams (UD): a message without a receive is dropped, and a receive starts with room for a
-    /// global routing header.
+    /// The queue pair carries unreliable datagrams (UD): a message without a receive is dropped, and a receive starts
+    /// with room for a global routing header.
     pub datagrams: bool,
     /// Writes with immediate data complete here without a receive. Otherwise each takes one.
     pub unsolicited_writes: bool,
@@ -94,7 +95,8 @@ pub struct Qp {
 }
 
 impl Qp {
-    /// Counts a line about a broken rule, and returns how many there have been. Rules that differ only in numbers are the same rule.
+    /// Counts a line about a broken rule, and returns how many there have been. Rules that differ only in numbers are
+    /// the same rule.
     pub fn count_line(&mut self, rule: &str) -> u32 {
         let is_number = |word: &&str| word.starts_with(|first: char| first.is_ascii_digit());
         let rule: String = rule.split_whitespace().filter(|word| !is_number(word)).collect();

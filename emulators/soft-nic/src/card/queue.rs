@@ -70,8 +70,8 @@ impl WorkQueue {
         self.register().load(Ordering::Acquire)
     }
 
-    /// Returns the producer index last rung, for a card that is at `from`. Host drivers ring the low 16 bits of the index, device code all
-    /// 32: a value that is too far ahead as 32 bits but not as 16 is a 16-bit one.
+    /// Returns the producer index last rung, for a card that is at `from`. Host drivers ring the low 16 bits of the
+    /// index, device code all 32: a value that is too far ahead as 32 bits but not as 16 is a 16-bit one.
     pub fn rung_after(&self, from: u32) -> u32 {
         let rung = self.rung();
         let short = from.wrapping_add(u32::from((rung as u16).wrapping_sub(from as u16)));
@@ -79,7 +79,8 @@ impl WorkQueue {
         if rung <= u16::MAX.into() && !fits(rung) && fits(short) { short } else { rung }
     }
 
-    /// Sets the doorbell register to the index where the queue starts. Software gets the register's address after this call.
+    /// Sets the doorbell register to the index where the queue starts. Software gets the register's address after this
+    /// call.
     pub fn preset(&self, value: u32) {
         self.register().store(value, Ordering::Relaxed);
     }
@@ -172,8 +173,8 @@ pub struct CompletionRing {
     doorbell: Option<ArmDoorbell>,
 }
 
-/// A completion queue's doorbell (`efa_io_regs_defs.h`): the reader's index in bits 0 to 15, the number of events it has taken in bits 29
-/// and 30, and in bit 31 whether it wants an event.
+/// A completion queue's doorbell (`efa_io_regs_defs.h`): the reader's index in bits 0 to 15, the number of events it
+/// has taken in bits 29 and 30, and in bit 31 whether it wants an event.
 #[derive(Debug)]
 struct ArmDoorbell {
     map: Mapping,
@@ -186,8 +187,8 @@ struct ArmDoorbell {
 impl ArmDoorbell {
     /// Reads the register. Returns true if the reader wants an event and has not read everything up to `next`.
     ///
-    /// The register holds only the last write, which may have replaced an earlier one that asked for an event. So once the reader has taken
-    /// all events, every write arms. At worst the reader gets one extra event.
+    /// The register holds only the last write, which may have replaced an earlier one that asked for an event. So once
+    /// the reader has taken all events, every write arms. At worst the reader gets one extra event.
     fn look(&mut self, next: u32) -> bool {
         let value = self.map.u32_at(0).load(Ordering::Acquire);
         if value == self.seen {
@@ -265,7 +266,8 @@ impl CompletionRing {
         self.map.as_ptr()
     }
 
-    /// Appends an entry; `emit` returns its bytes for the lap's phase. A reader a lap behind loses the oldest entry, as on hardware.
+    /// Appends an entry; `emit` returns its bytes for the lap's phase. A reader a lap behind loses the oldest entry, as
+    /// on hardware.
     pub fn append(&mut self, emit: impl FnOnce(bool) -> RawCqe) {
         let phase = self.next_phase();
         let mut words = [0u64; 4];
@@ -405,7 +407,8 @@ mod tests {
             self.is_raised()
         }
 
-        /// Rings as a reader that has read up to `index`, has taken `events` and wants another. Returns whether an event was raised.
+        /// Rings as a reader that has read up to `index`, has taken `events` and wants another. Returns whether an
+        /// event was raised.
         fn arms(&mut self, index: u32, events: u32) -> bool {
             let value = 1 << 31 | events << 29 | index;
             self.ring.doorbell.as_ref().unwrap().map.u32_at(0).store(value, Ordering::Release);

@@ -19,9 +19,9 @@ const MAX_BUFFERS: usize = 2;
 pub const DATAGRAM_HEADER: u32 = 40;
 /// Length of a message that may be an emulated signal.
 const MESSAGE: u32 = 32;
-/// Delay before retrying a send that found no receive. Where the card retries forever, each retry doubles it, up to `RNR_DOUBLINGS` times.
-/// Where it gives up, the delay doubles in larger steps, `RNR_LAST_DOUBLINGS` times by the last retry. A program that gives up waits much
-/// longer itself, so the retries span some 50 ms, however many they are.
+/// Delay before retrying a send that found no receive. Where the card retries forever, each retry doubles it, up to
+/// `RNR_DOUBLINGS` times. Where it gives up, the delay doubles in larger steps, `RNR_LAST_DOUBLINGS` times by the last
+/// retry. A program that gives up waits much longer itself, so the retries span some 50 ms, however many they are.
 const RNR_DELAY_US: u64 = 20;
 const RNR_DOUBLINGS: u32 = 6;
 const RNR_LAST_DOUBLINGS: u32 = 11;
@@ -159,8 +159,8 @@ impl Core {
                 .regions
                 .local(pd, buffer.lkey_ctrl.lkey(), buffer.addr().wrapping_add(before.into()), len, true)
                 .map_err(|_| CompStatus::LocalInvalidLkey)?;
-            // SAFETY: `Regions::local` found `len` writable bytes at `to`. The wire keeps `header.len` payload bytes, and
-            // `done` of them are copied already.
+            // SAFETY: `Regions::local` found `len` writable bytes at `to`. The wire keeps `header.len` payload bytes,
+            // and `done` of them are copied already.
             unsafe { to.write(payload.wrapping_add(done as usize), len as usize) }
                 .map_err(|_| CompStatus::LocalInvalidLkey)?;
             done += len;

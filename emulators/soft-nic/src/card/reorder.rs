@@ -1,9 +1,9 @@
 //! The reorder buffer: faults deliver and complete requests late or out of order.
 //!
-//! The order depends on the sequence of requests, not on time. A request gets a random rank, not far above its number, and is released when
-//! no later request can have a smaller rank. So the same seed gives the same order for the same requests of a queue pair, however fast they
-//! come. If no request can follow, or none follows for a while, the buffer releases what it holds by rank: software may be waiting for a
-//! completion before it posts again.
+//! The order depends on the sequence of requests, not on time. A request gets a random rank, not far above its number,
+//! and is released when no later request can have a smaller rank. So the same seed gives the same order for the same
+//! requests of a queue pair, however fast they come. If no request can follow, or none follows for a while, the buffer
+//! releases what it holds by rank: software may be waiting for a completion before it posts again.
 
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -21,8 +21,9 @@ pub(crate) enum Step {
     Complete(u8),
 }
 
-/// After this time and this many polls without arrivals, the buffer releases a whole window, because software may be waiting for its
-/// requests. Polls count too, because requests that were posted while the engine slept must enter first.
+/// After this time and this many polls without arrivals, the buffer releases a whole window, because software may be
+/// waiting for its requests. Polls count too, because requests that were posted while the engine slept must enter
+/// first.
 const IDLE: Moment = Moment { us: 20, poll: 4 };
 const IDLE_COMPLETIONS: Moment = Moment { us: 10_000, poll: 256 };
 /// A source's second read happens up to this much later, and up to this many requests overtake the request.

@@ -152,8 +152,9 @@ impl Core {
         self.release(&old);
     }
 
-    /// Removes a region and returns its memory, which the caller unmaps. The card takes what is rung first, because hardware has fetched it
-    /// by the time the driver's command arrives. Packets no longer reach the memory; requests that still need it complete in error.
+    /// Removes a region and returns its memory, which the caller unmaps. The card takes what is rung first, because
+    /// hardware has fetched it by the time the driver's command arrives. Packets no longer reach the memory; requests
+    /// that still need it complete in error.
     pub fn close_region(&mut self, keys: Keys) -> Option<Memory> {
         self.poll(Instant::now(), false);
         self.check(|_, card| vec![gin_check::event::Event::RegionGone { card, key: keys.lkey }]);
@@ -298,7 +299,8 @@ impl Core {
         self.remote_cards.get(gid).is_some_and(|card| card.handles > 0)
     }
 
-    /// Records on a peer's connections whether this card has a handle for it: RDMA from a peer needs one, as on hardware.
+    /// Records on a peer's connections whether this card has a handle for it: RDMA from a peer needs one, as on
+    /// hardware.
     fn set_has_handle(&mut self, gid: &Gid) {
         let has_handle = self.has_handle(gid);
         for at in 0..self.connections.bound() {

@@ -30,8 +30,8 @@ impl Signal {
         Ok(Self::to(Target::Event(event)))
     }
 
-    /// Creates a signal that writes `number` to a pipe once per event. An event that finds the pipe full is lost, so the pipe must not
-    /// block and must have room for every signal that shares it.
+    /// Creates a signal that writes `number` to a pipe once per event. An event that finds the pipe full is lost, so
+    /// the pipe must not block and must have room for every signal that shares it.
     pub fn numbered(pipe: OwnedFd, number: u64) -> Self {
         Self::to(Target::Pipe(pipe, number))
     }
@@ -40,9 +40,11 @@ impl Signal {
         Self { armed: AtomicBool::new(false), interrupted: AtomicBool::new(false), target }
     }
 
-    /// Makes the next [`raise`](Self::raise) signal the descriptor. The caller polls for completions once more after arming.
+    /// Makes the next [`raise`](Self::raise) signal the descriptor. The caller polls for completions once more after
+    /// arming.
     pub fn arm(&self) {
-        // An earlier event is obsolete, because the caller polls after this call. Events in a pipe stay: the reader counts them.
+        // An earlier event is obsolete, because the caller polls after this call. Events in a pipe stay: the reader
+        // counts them.
         if let Target::Event(event) = &self.target
             && !self.interrupted.load(Ordering::Acquire)
         {
@@ -52,7 +54,8 @@ impl Signal {
         fence(Ordering::SeqCst);
     }
 
-    /// Signals the descriptor if it is armed, and returns whether it was. The caller has already written the completion.
+    /// Signals the descriptor if it is armed, and returns whether it was. The caller has already written the
+    /// completion.
     pub fn raise(&self) -> bool {
         fence(Ordering::SeqCst);
         let armed = self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::Relaxed);

@@ -2,8 +2,8 @@
 
 use std::collections::VecDeque;
 
-/// Numbered entries. A removed entry's number is reused, the one that has been free the longest first, so that stale numbers are noticed,
-/// unless [`newest_first`](Self::newest_first).
+/// Numbered entries. A removed entry's number is reused, the one that has been free the longest first, so that stale
+/// numbers are noticed, unless [`newest_first`](Self::newest_first).
 #[derive(Debug)]
 pub struct Slab<T> {
     entries: Vec<Option<T>>,

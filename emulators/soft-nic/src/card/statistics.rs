@@ -106,7 +106,8 @@ impl CounterFiles {
         self.due <= Instant::now()
     }
 
-    /// Adds what was counted since the last update. Returns false if another process held a file; the next update catches up on it.
+    /// Adds what was counted since the last update. Returns false if another process held a file; the next update
+    /// catches up on it.
     pub(crate) fn update(&mut self, statistics: &Statistics) -> bool {
         let mut all = true;
         for ((name, now), added) in statistics.named().zip(&mut self.added) {
@@ -122,7 +123,8 @@ impl CounterFiles {
     }
 }
 
-/// Adds to the number in a file. A number never gets shorter, so nothing is truncated and a reader sees the old number or the new one.
+/// Adds to the number in a file. A number never gets shorter, so nothing is truncated and a reader sees the old number
+/// or the new one.
 fn add(path: &Path, more: u64) -> io::Result<()> {
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     let mut file = Flock::lock(file, FlockArg::LockExclusiveNonblock).map_err(|(_, errno)| errno)?;

@@ -81,7 +81,8 @@ impl Core {
         }
     }
 
-    /// Records that a queue pair closed, so its outstanding requests get no completion. The process may end before the next poll.
+    /// Records that a queue pair closed, so its outstanding requests get no completion. The process may end before the
+    /// next poll.
     pub(crate) fn trace_closed(&mut self, qpn: u16) {
         if self.trace.is_some() {
             self.add(Record::new(Kind::Closed, qpn));

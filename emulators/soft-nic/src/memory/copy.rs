@@ -1,8 +1,9 @@
 //! Copies of bytes that other threads, processes and devices may read or write at the same time.
 //!
-//! A plain copy of such bytes would be a data race, which is undefined behaviour in Rust. Every access here is a relaxed atomic ([`words`])
-//! or an instruction in an assembly block ([`blocks`]). The compiler treats an assembly block as relaxed atomic accesses to both ranges in
-//! unknown order, so a race with them yields mixed bytes and nothing worse. Other processors and Miri use [`words`] for blocks too.
+//! A plain copy of such bytes would be a data race, which is undefined behaviour in Rust. Every access here is a
+//! relaxed atomic ([`words`]) or an instruction in an assembly block ([`blocks`]). The compiler treats an assembly
+//! block as relaxed atomic accesses to both ranges in unknown order, so a race with them yields mixed bytes and nothing
+//! worse. Other processors and Miri use [`words`] for blocks too.
 
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -22,7 +23,8 @@ const LONG: usize = 2048;
 /// Naturally aligned values of 1, 2, 4 or 8 bytes are copied whole, as a card's writes are.
 ///
 /// # Safety
-/// Both ranges are mapped, `src` readable and `dst` writable. They may overlap: a work request may write to its own source.
+/// Both ranges are mapped, `src` readable and `dst` writable. They may overlap: a work request may write to its own
+/// source.
 pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
     if (dst as usize).wrapping_sub(src as usize) >= len {
         // SAFETY: this function's caller keeps both ranges mapped, and `dst` does not begin within `src`.
@@ -35,8 +37,8 @@ pub unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) {
 
 /// Copies to memory that a thread on another core reads next and this core does not: `dst` and `src` do not overlap.
 ///
-/// Between cores that share no cache, a line that another core has written costs several times as much as memory, so a long copy leaves no
-/// lines in the cache.
+/// Between cores that share no cache, a line that another core has written costs several times as much as memory, so a
+/// long copy leaves no lines in the cache.
 ///
 /// # Safety
 /// The conditions of [`copy`].
@@ -85,8 +87,8 @@ unsafe fn descending(dst: *mut u8, src: *const u8, len: usize) {
         left -= part;
         // SAFETY: `part` bytes from `left` on lie in the source, and the buffer has as many.
         unsafe { ascending(buffer.as_mut_ptr(), src.wrapping_add(left), part) };
-        // SAFETY: `part` bytes from `left` on lie in the destination. Source bytes that the copy overwrites are in the buffer or were
-        // copied before.
+        // SAFETY: `part` bytes from `left` on lie in the destination. Source bytes that the copy overwrites are in the
+        // buffer or were copied before.
         unsafe { ascending(dst.wrapping_add(left), buffer.as_ptr(), part) };
     }
 }
@@ -98,10 +100,11 @@ unsafe fn descending(dst: *mut u8, src: *const u8, len: usize) {
 unsafe fn words(dst: *mut u8, src: *const u8, len: usize) {
     macro_rules! word {
         ($atomic:ty, $at:expr) => {{
-            // SAFETY: the word lies in the source, which this function's caller keeps mapped; the match below checked the alignment.
+            // SAFETY: the word lies in the source, which this function's caller keeps mapped; the match below checked
+            // the alignment.
             let from = unsafe { <$atomic>::from_ptr(src.wrapping_add($at).cast_mut().cast()) };
-            // SAFETY: the word lies in the destination, which this function's caller keeps mapped; the match below checked the
-            // alignment.
+            // SAFETY: the word lies in the destination, which this function's caller keeps mapped; the match below
+            // checked the alignment.
             let to = unsafe { <$atomic>::from_ptr(dst.wrapping_add($at).cast()) };
             to.store(from.load(Relaxed), Relaxed);
             size_of::<$atomic>()
@@ -128,8 +131,8 @@ mod blocks {
     /// The conditions of [`super::ascending`], for `count` blocks, at least 1.
     pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, count: usize) {
         if count >= super::LONG / super::BLOCK {
-            // SAFETY: this function's caller keeps `count` blocks of both ranges mapped. The copy has the effect of one byte by byte,
-            // so `dst` may begin before `src` and overlap it.
+            // SAFETY: this function's caller keeps `count` blocks of both ranges mapped. The copy has the effect of one
+            // byte by byte, so `dst` may begin before `src` and overlap it.
             unsafe {
                 asm!(
                     "rep movsb",
@@ -139,8 +142,8 @@ mod blocks {
             };
             return;
         }
-        // SAFETY: this function's caller keeps `count` blocks of both ranges mapped. A block is read whole before it is written, so
-        // `dst` may begin before `src` and overlap it. SSE is part of every x86-64.
+        // SAFETY: this function's caller keeps `count` blocks of both ranges mapped. A block is read whole before it is
+        // written, so `dst` may begin before `src` and overlap it. SSE is part of every x86-64.
         unsafe {
             asm!(
                 "2:",
@@ -162,8 +165,8 @@ mod blocks {
     /// # Safety
     /// The conditions of [`copy`], and `dst` is 16-byte aligned.
     pub(super) unsafe fn stream(dst: *mut u8, src: *const u8, count: usize) {
-        // SAFETY: this function's caller keeps `count` blocks of both ranges mapped, and `dst` aligned; SSE2 is part of every x86-64.
-        // A release store does not wait for such stores, so the block ends with a fence that does.
+        // SAFETY: this function's caller keeps `count` blocks of both ranges mapped, and `dst` aligned; SSE2 is part of
+        // every x86-64. A release store does not wait for such stores, so the block ends with a fence that does.
         unsafe {
             asm!(
                 "2:",
@@ -190,8 +193,9 @@ mod blocks {
     /// # Safety
     /// The conditions of [`super::ascending`], for `count` blocks, at least 1.
     pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, count: usize) {
-        // SAFETY: this function's caller keeps `count` blocks of both ranges mapped. A block is read whole before it is written, so
-        // `dst` may begin before `src` and overlap it. Ordinary memory needs no alignment for these loads and stores.
+        // SAFETY: this function's caller keeps `count` blocks of both ranges mapped. A block is read whole before it is
+        // written, so `dst` may begin before `src` and overlap it. Ordinary memory needs no alignment for these loads
+        // and stores.
         unsafe {
             asm!(
                 "2:",
@@ -244,8 +248,8 @@ mod tests {
             for from in (0..LINE).step_by(steps.1) {
                 for len in lengths() {
                     let (to, from) = (to_line + to, from_line + from);
-                    // SAFETY: both ranges lie in their vectors, which have a line for the alignment, one for the offset, and `len`
-                    // bytes.
+                    // SAFETY: both ranges lie in their vectors, which have a line for the alignment, one for the
+                    // offset, and `len` bytes.
                     unsafe { copy(target.as_mut_ptr().wrapping_add(to), source.as_ptr().wrapping_add(from), len) };
                     assert!(target[to..][..len] == source[from..][..len], "{len} bytes from {from} to {to}");
                     target[to..][..len].fill(0xa5);

@@ -1,5 +1,5 @@
-//! The handshake between two cards: the [proof](ferrogin_rendezvous::proof) with the responder's GID as the secret and the initiator's own
-//! GID as its identity. A GID holds a 64-bit secret and never travels in the clear.
+//! The handshake between two cards: the [proof](ferrogin_rendezvous::proof) with the responder's GID as the secret and
+//! the initiator's own GID as its identity. A GID holds a 64-bit secret and never travels in the clear.
 
 use std::io;
 

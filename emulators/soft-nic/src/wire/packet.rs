@@ -1,4 +1,5 @@
-//! Packets between cards. Both ends run the same release: the hello compares [`WIRE_VERSION`](crate::address::WIRE_VERSION).
+//! Packets between cards. Both ends run the same release: the hello compares
+//! [`WIRE_VERSION`](crate::address::WIRE_VERSION).
 
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, TryFromBytes, Unaligned};

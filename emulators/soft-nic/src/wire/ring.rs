@@ -41,15 +41,15 @@ unsafe impl Send for Area {}
 impl Area {
     fn cursor(&self, at: usize) -> &AtomicU64 {
         let word: *mut u64 = self.control.wrapping_add(at).cast();
-        // SAFETY: the caller of `Producer::new` or `Consumer::new` keeps the page-aligned control block mapped; the word is only
-        // accessed atomically.
+        // SAFETY: the caller of `Producer::new` or `Consumer::new` keeps the page-aligned control block mapped; the
+        // word is only accessed atomically.
         unsafe { AtomicU64::from_ptr(word) }
     }
 
     fn sleeping(&self) -> &AtomicU32 {
         let word: *mut u32 = self.control.wrapping_add(SLEEP_AT).cast();
-        // SAFETY: the caller of `Producer::new` or `Consumer::new` keeps the page-aligned control block mapped; the word is only
-        // accessed atomically.
+        // SAFETY: the caller of `Producer::new` or `Consumer::new` keeps the page-aligned control block mapped; the
+        // word is only accessed atomically.
         unsafe { AtomicU32::from_ptr(word) }
     }
 }
@@ -99,8 +99,8 @@ impl Producer {
             // SAFETY: `len` bytes from `record` lie in the ring and belong to the writer until the tail moves.
             unsafe { memory::store_release(record.wrapping_add(8 * i).cast(), word) };
         }
-        // SAFETY: the caller keeps `header.len` bytes at `payload` readable; `room` found `len` bytes at `record`, which belong to
-        // the writer until the tail moves.
+        // SAFETY: the caller keeps `header.len` bytes at `payload` readable; `room` found `len` bytes at `record`,
+        // which belong to the writer until the tail moves.
         unsafe { memory::copy_away(record.wrapping_add(HEADER_LEN), payload, header.len as usize) };
         self.tail += len as u64;
         self.area.cursor(TAIL_AT).store(self.tail, Ordering::Release);
@@ -155,7 +155,8 @@ impl Consumer {
         self.head != self.tail
     }
 
-    /// Returns the oldest packet that [`Consumer::look`] saw: its header, and where its payload stays until [`Consumer::pop`].
+    /// Returns the oldest packet that [`Consumer::look`] saw: its header, and where its payload stays until
+    /// [`Consumer::pop`].
     ///
     /// # Errors
     /// The writer's cursor or the packet is impossible.

@@ -1,12 +1,12 @@
 //! The wire within one host: two rings in a memory file, set up over an abstract Unix socket.
 //!
-//! The side with requests connects and creates the memory. After the [`handshake`] it sends the memory's descriptor with its proof.
-//! Requests travel in the first ring, answers in the second. A card with requests in the other direction opens a connection of its own, so
-//! simultaneous connects need no arbitration. Nothing is on the file system, and the kernel closes a dead process's socket, so nothing is
-//! left behind and the other side notices.
+//! The side with requests connects and creates the memory. After the [`handshake`] it sends the memory's descriptor
+//! with its proof. Requests travel in the first ring, answers in the second. A card with requests in the other
+//! direction opens a connection of its own, so simultaneous connects need no arbitration. Nothing is on the file
+//! system, and the kernel closes a dead process's socket, so nothing is left behind and the other side notices.
 //!
-//! The kernel names the user at the other end, and either side hangs up on another user before it reads a byte. So no other user gets at
-//! the socket or the memory.
+//! The kernel names the user at the other end, and either side hangs up on another user before it reads a byte. So no
+//! other user gets at the socket or the memory.
 #![allow(unsafe_code)]
 
 use std::io::{IoSlice, IoSliceMut};
@@ -48,7 +48,8 @@ pub struct Listener {
 
 impl Listener {
     /// # Errors
-    /// The system's, for `bind` and the calls around it; `EFBIG` if this process's file size limit is below a connection's memory file.
+    /// The system's, for `bind` and the calls around it; `EFBIG` if this process's file size limit is below a
+    /// connection's memory file.
     pub fn bind(gid: &Gid) -> Result<Self, WireError> {
         memory::check_file_size(FILE_LEN).map_err(|e| WireError::System("memfd_create", e))?;
         let socket = new_socket()?;

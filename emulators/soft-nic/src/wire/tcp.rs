@@ -1,7 +1,7 @@
 //! The wire to other hosts: one TCP stream between two cards, which carries packets once both are proven to each other.
 //!
-//! Nothing here blocks or waits: the engine calls again when the socket has an event. Both directions' requests and answers travel on
-//! the same stream, in order.
+//! Nothing here blocks or waits: the engine calls again when the socket has an event. Both directions' requests and
+//! answers travel on the same stream, in order.
 #![allow(unsafe_code)]
 
 use std::io::{self, ErrorKind, Read, Write};
@@ -132,7 +132,8 @@ impl Input {
         Some(taken)
     }
 
-    /// Returns the oldest packet, if all of it has arrived: its header, and where its payload stays until [`Input::pop`].
+    /// Returns the oldest packet, if all of it has arrived: its header, and where its payload stays until
+    /// [`Input::pop`].
     ///
     /// # Errors
     /// No card sends such a packet.
@@ -199,7 +200,8 @@ impl Stream {
     /// Calls `peer`; packets may be pushed after [`Progress::Proven`].
     ///
     /// # Errors
-    /// The system's, [`WireError::NoAddress`], or [`WireError::Absent`] if no card listens there, which a later call may report instead.
+    /// The system's, [`WireError::NoAddress`], or [`WireError::Absent`] if no card listens there, which a later call
+    /// may report instead.
     pub fn connect(own: &Gid, peer: &Gid) -> Result<Self, WireError> {
         let (Some(from), Some(to)) = (own.ip(), peer.address) else { return Err(WireError::NoAddress) };
         let socket = new_socket(from, true).map_err(system("socket"))?;
@@ -366,8 +368,8 @@ impl Stream {
         let from = written.saturating_sub(HEADER_LEN);
         let at = self.output.len();
         self.output.resize(at + (len - from), 0);
-        // SAFETY: this function's caller keeps `len` bytes at `payload` readable; `from` of them are sent, and the output has room for
-        // the others.
+        // SAFETY: this function's caller keeps `len` bytes at `payload` readable; `from` of them are sent, and the
+        // output has room for the others.
         unsafe { memory::copy(self.output[at..].as_mut_ptr(), payload.wrapping_add(from), len - from) };
         Ok(true)
     }
@@ -391,7 +393,8 @@ impl Stream {
     /// Hands the socket what waits for room. Returns true if it took some.
     ///
     /// # Errors
-    /// The connection cannot be made. [`Stream::proceed`] reports the end of a connection, after everything that arrived before it.
+    /// The connection cannot be made. [`Stream::proceed`] reports the end of a connection, after everything that
+    /// arrived before it.
     pub fn flush(&mut self) -> Result<bool, WireError> {
         let before = self.sent;
         while self.has_output() {
@@ -409,8 +412,9 @@ impl Stream {
         Ok(moved)
     }
 
-    /// Ends this card's side of the stream and discards what still arrives. Returns true once the other card has ended its side: a socket
-    /// that is closed with unread bytes resets the stream, and what the other card hasn't received by then is lost.
+    /// Ends this card's side of the stream and discards what still arrives. Returns true once the other card has ended
+    /// its side: a socket that is closed with unread bytes resets the stream, and what the other card hasn't received
+    /// by then is lost.
     pub fn end(&mut self) -> bool {
         let _ = self.socket.shutdown(Shutdown::Write);
         match self.socket.read(&mut [0; 16 << 10]) {
@@ -427,7 +431,8 @@ impl Stream {
     }
 }
 
-/// Handles a failed write, which took nothing. The reader finds the end of the connection, after what arrived before it.
+/// Handles a failed write, which took nothing. The reader finds the end of the connection, after what arrived before
+/// it.
 fn blocked(error: io::Error) -> Result<usize, WireError> {
     use ErrorKind::{BrokenPipe, ConnectionReset, Interrupted, WouldBlock};
     match error.kind() {

@@ -1,4 +1,5 @@
-//! A verbs queue pair and a softefa endpoint talk to each other: both front ends share one card's wire formats and rules.
+//! A verbs queue pair and a softefa endpoint talk to each other: both front ends share one card's wire formats and
+//! rules.
 
 use std::process::Command;
 use std::sync::atomic::Ordering;
@@ -13,8 +14,8 @@ use crate::{LIBRARIES, libraries, on_card};
 use softefa_rig::peer::{PEER_BUFFER, Peer};
 use softefa_rig::{End, Rig, have_libfabric, read, write};
 
-/// Runs `body` in a process with the settings, where softefa is one card and the command starts a verbs queue pair on another.
-/// Returns what the process logged.
+/// Runs `body` in a process with the settings, where softefa is one card and the command starts a verbs queue pair on
+/// another. Returns what the process logged.
 pub fn with_front_ends(test: &str, settings: &[(&str, &str)], body: impl FnOnce(&Rig, Command)) -> Option<String> {
     if !have_libfabric(test) {
         return None;

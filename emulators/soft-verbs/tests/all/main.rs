@@ -19,7 +19,8 @@ use ferrogin_test_support::wait::{wait_for, wait_until};
 /// Passes the directory of [`libraries`] to a process that a test starts.
 const LIBRARIES: &str = "FERROGIN_TEST_VERBS";
 
-/// Returns the directory of the libraries, which are linked once from the static library that cargo built for this test.
+/// Returns the directory of the libraries, which are linked once from the static library that cargo built for this
+/// test.
 fn libraries() -> &'static Path {
     static DIRECTORY: OnceLock<PathBuf> = OnceLock::new();
     DIRECTORY.get_or_init(|| {

@@ -1,10 +1,12 @@
-//! perftest's programs between two processes. They assume that an unknown card lacks `ibv_wr_*`; release 4.5 knows two EFA cards.
+//! perftest's programs between two processes. They assume that an unknown card lacks `ibv_wr_*`; release 4.5 knows two
+//! EFA cards.
 
 use std::process::Command;
 
 use crate::{have, on_card, server_and_client};
 
-/// Runs both sides of a program over SRD queue pairs with the first GID. Each ping-pong iteration waits for both processes to be scheduled.
+/// Runs both sides of a program over SRD queue pairs with the first GID. Each ping-pong iteration waits for both
+/// processes to be scheduled.
 fn perftest(test: &str, program: &str, faults: &str) {
     let iterations = if program.ends_with("lat") { "100" } else { "1000" };
     if !have(test, program, "perftest") {

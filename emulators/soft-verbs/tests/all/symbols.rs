@@ -56,8 +56,8 @@ fn all_symbols_of_rdma_core_are_exported_with_their_versions() {
     }
 }
 
-/// Stands in for the libmlx5 and libefa of a release: they need all of its private symbols at start, and so does a program that links to
-/// them, such as perftest and UCX.
+/// Stands in for the libmlx5 and libefa of a release: they need all of its private symbols at start, and so does a
+/// program that links to them, such as perftest and UCX.
 #[test]
 fn programs_of_other_releases_start() {
     let test = "programs_of_other_releases_start";

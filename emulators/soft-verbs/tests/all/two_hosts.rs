@@ -1,12 +1,13 @@
-//! Cards on two hosts, which are network namespaces here. Abstract sockets don't cross them, so the cards connect by the addresses that
-//! `SOFTEFA_IFADDR` puts into their GIDs.
+//! Cards on two hosts, which are network namespaces here. Abstract sockets don't cross them, so the cards connect by
+//! the addresses that `SOFTEFA_IFADDR` puts into their GIDs.
 
 use std::process::Output;
 
 use crate::{Running, have, set_card};
 
-/// The script for a new user and network namespace, which lasts as long as the script. $1 is a script that makes the second host, where
-/// the server runs. The other arguments are the server's command; the client's is the same followed by the server's address.
+/// The script for a new user and network namespace, which lasts as long as the script. $1 is a script that makes the
+/// second host, where the server runs. The other arguments are the server's command; the client's is the same followed
+/// by the server's address.
 const SCRIPT: &str = r#"
 . "$1"; shift
 SOFTEFA_IFADDR=${ADDRESSES:+192.0.2.2} nsenter -t $peer -n "$@" 2>&1 & server=$!

@@ -181,7 +181,8 @@ impl Hints {
         refuse_if(self.tx_iov > offer.iov_limit || self.rx_iov > offer.iov_limit || self.rma_iov > RMA_IOV)
     }
 
-    /// Returns the receive mode that the application chose: with `FI_RX_CQ_DATA`, writes with immediate data take receives.
+    /// Returns the receive mode that the application chose: with `FI_RX_CQ_DATA`, writes with immediate data take
+    /// receives.
     pub(super) fn rx_mode_of(&self, offer: &Offer, faults: &Faults) -> u64 {
         if offer.kind == Kind::Direct && !faults.no_rx_cq_data { self.mode & fi::FI_RX_CQ_DATA } else { 0 }
     }

@@ -117,8 +117,8 @@ fn depths(offer: &Offer, wanted: &Hints, faults: &Faults) -> Option<Depths> {
     Some(Depths { inject, tx: chosen(wanted.tx_size, tx)?, rx: chosen(wanted.rx_size, rx)? })
 }
 
-/// Returns the queues' traffic class if the hints name `asked`. Like libfabric's `efa` provider since August 2026, this provider has best
-/// effort and low latency, and ignores other classes.
+/// Returns the queues' traffic class if the hints name `asked`. Like libfabric's `efa` provider since August 2026, this
+/// provider has best effort and low latency, and ignores other classes.
 fn known_class(asked: u32, faults: &Faults) -> Result<u32, Code> {
     match asked {
         _ if faults.ignore_tclass => Ok(fi::FI_TC_UNSPEC),
@@ -172,7 +172,8 @@ impl<'a> Parts<'a> {
         let info = made.get();
         macro_rules! part {
             ($at:ident: $kind:ty) => {
-                // SAFETY: libfabric made this part with the info, at least as long as the type here, and nothing else points to it.
+                // SAFETY: libfabric made this part with the info, at least as long as the type here, and nothing else
+                // points to it.
                 unsafe { info.$at.cast::<$kind>().as_mut() }.ok_or(Code::OTHER)?
             };
         }

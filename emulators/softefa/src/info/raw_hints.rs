@@ -1,7 +1,7 @@
 //! An application's hints, borrowed for one call of `fi_getinfo`.
 //!
-//! libfabric copies hints of an older ABI into its own layout before it calls a provider. So each part has the layout of the loaded
-//! libfabric, which may be older than the one that this provider was built for.
+//! libfabric copies hints of an older ABI into its own layout before it calls a provider. So each part has the layout
+//! of the loaded libfabric, which may be older than the one that this provider was built for.
 
 use std::ffi::{CStr, c_char, c_void};
 use std::mem::offset_of;
@@ -43,8 +43,8 @@ impl<'a> RawHints<'a> {
     /// Borrows hints; `None` if there are none.
     ///
     /// # Safety
-    /// `hints` is null or a `fi_info` in the layout of libfabric `core`. Its pointers are null or valid in that layout, names are
-    /// terminated, and addresses have their stated length. All of it stays alive and unchanged for `'a`.
+    /// `hints` is null or a `fi_info` in the layout of libfabric `core`. Its pointers are null or valid in that layout,
+    /// names are terminated, and addresses have their stated length. All of it stays alive and unchanged for `'a`.
     pub(crate) unsafe fn borrow(hints: *const fi::fi_info, core: u32) -> Option<Self> {
         // SAFETY: the caller promises null or a valid `fi_info`, whose fields up to `nic` exist since libfabric 1.7.
         let info = unsafe { hints.as_ref() }?;
@@ -53,8 +53,8 @@ impl<'a> RawHints<'a> {
 
     /// Returns the part at `at`, which is one of the hints' pointers.
     fn part<T>(self, at: *const T) -> Option<&'a T> {
-        // SAFETY: the caller of `borrow` promised that pointers of the hints are null or valid for `'a`, and each `T` here is no
-        // longer than the part in any layout.
+        // SAFETY: the caller of `borrow` promised that pointers of the hints are null or valid for `'a`, and each `T`
+        // here is no longer than the part in any layout.
         unsafe { at.as_ref() }
     }
 

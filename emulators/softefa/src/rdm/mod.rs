@@ -1,8 +1,9 @@
 //! The data path of the `efa` fabric: messages of any length, in order, with tags, over the card's sends and reads.
 //!
-//! A short message travels in one packet and is copied on both sides. For a longer one, the sender registers and announces its buffers; the
-//! receiver reads them into its own memory and then sends a receipt. Messages and receipts from one endpoint to another are numbered,
-//! because the card does not keep their order. The protocol progresses when the application posts or reads a queue or a counter.
+//! A short message travels in one packet and is copied on both sides. For a longer one, the sender registers and
+//! announces its buffers; the receiver reads them into its own memory and then sends a receipt. Messages and receipts
+//! from one endpoint to another are numbered, because the card does not keep their order. The protocol progresses when
+//! the application posts or reads a queue or a counter.
 
 mod matching;
 mod packet;
@@ -116,7 +117,8 @@ pub(super) struct Rdm {
     next_ping: Instant,
 }
 
-// SAFETY: the application's pointers are followed only while their operations are outstanding, under the data path's lock.
+// SAFETY: the application's pointers are followed only while their operations are outstanding, under the data path's
+// lock.
 unsafe impl std::marker::Send for Rdm {}
 
 impl Rdm {
@@ -192,7 +194,8 @@ impl Rdm {
         room(self)
     }
 
-    /// Sends a packet whose payload `fill` writes; [`QueuePair::ring`] gives it to the card. Returns false if there is no room.
+    /// Sends a packet whose payload `fill` writes; [`QueuePair::ring`] gives it to the card. Returns false if there is
+    /// no room.
     fn send_packet(
         &mut self,
         peer: u32,

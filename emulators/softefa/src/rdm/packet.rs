@@ -110,7 +110,8 @@ impl Head {
         })
     }
 
-    /// Parses the head and payload of a packet that queue pair `qpn` of the card `gid` sent; `None` for malformed bytes.
+    /// Parses the head and payload of a packet that queue pair `qpn` of the card `gid` sent; `None` for malformed
+    /// bytes.
     pub(super) fn parse(bytes: &[u8], gid: Gid, qpn: u16) -> Option<(Self, &[u8])> {
         let (raw, payload) = RawHead::ref_from_prefix(bytes).ok()?;
         let head = Self {

@@ -88,8 +88,8 @@ impl Pool {
     /// The card has completed the receive, and the buffer is not posted again while the result is used.
     pub(super) unsafe fn filled<'a>(&self, buffer: u16, len: usize) -> &'a [u8] {
         let len = len.min(BUFFER_LEN);
-        // SAFETY: `len` bytes of a mapping that lives as long as the endpoint. This function's caller does not post the buffer while
-        // it uses the result, so the card does not write it.
+        // SAFETY: `len` bytes of a mapping that lives as long as the endpoint. This function's caller does not post the
+        // buffer while it uses the result, so the card does not write it.
         unsafe { std::slice::from_raw_parts(self.at(buffer), len) }
     }
 }

@@ -194,7 +194,8 @@ impl Rdm {
     /// Copies or reads a message into the buffers of its receive.
     fn begin(&mut self, bindings: &Bindings, head: &Head, payload: &[u8], (buffers, outcome): (Buffers, Outcome)) {
         if head.kind == Kind::Eager {
-            // SAFETY: the application keeps the buffers of a receive writable until the receive completes (`fi_msg(3)`).
+            // SAFETY: the application keeps the buffers of a receive writable until the receive completes
+            // (`fi_msg(3)`).
             unsafe { buffers.scatter(payload) };
             if head.flags & RECEIPT != 0
                 && let Ok(peer) = self.peer(bindings, head.from)
@@ -279,8 +280,8 @@ impl Rdm {
         self.finish_receive(bindings, fetch.outcome);
     }
 
-    /// Lets a multi-receive buffer take no more messages. Returns true if none is being read into it, so that the buffer is the
-    /// application's again; otherwise the completion of the last of them says so.
+    /// Lets a multi-receive buffer take no more messages. Returns true if none is being read into it, so that the
+    /// buffer is the application's again; otherwise the completion of the last of them says so.
     pub(super) fn close_multi(&mut self, at: u32) -> bool {
         let Some(multi) = self.multis.get_mut(at) else { return false };
         multi.closed = true;
@@ -338,8 +339,8 @@ impl Rdm {
         true
     }
 
-    /// Handles a message or a receipt if it is its turn, or else keeps it until then. So a reply is reported after the message that it
-    /// answers, however the card reorders packets.
+    /// Handles a message or a receipt if it is its turn, or else keeps it until then. So a reply is reported after the
+    /// message that it answers, however the card reorders packets.
     fn in_turn(&mut self, bindings: &Bindings, peer: u32, head: Head, payload: &[u8]) {
         let Some(entry) = self.peers.get_mut(peer) else { return };
         match (head.seq.wrapping_sub(entry.next_from) as i32).cmp(&0) {

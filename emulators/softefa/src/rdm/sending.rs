@@ -87,7 +87,8 @@ impl Rdm {
                 room.copy_from_slice(remote.as_bytes());
             }
         });
-        // With `FI_MORE` another call follows, and one doorbell serves both. If none follows, the next poll of a queue rings.
+        // With `FI_MORE` another call follows, and one doorbell serves both. If none follows, the next poll of a queue
+        // rings.
         if call.flags & fi::FI_MORE == 0 {
             self.queue_pair.ring();
         }

@@ -18,7 +18,8 @@ impl Drop for Dir {
     }
 }
 
-/// Makes a directory with the provider's library, which cargo builds next to this test, under the name that libfabric loads.
+/// Makes a directory with the provider's library, which cargo builds next to this test, under the name that libfabric
+/// loads.
 fn provider_dir() -> Option<Dir> {
     let built = std::env::current_exe().unwrap().with_file_name("libsoftefa_fi.so");
     if !built.exists() {

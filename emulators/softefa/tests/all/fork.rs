@@ -13,7 +13,8 @@ use softefa_rig::*;
 
 /// Runs `body` in a forked child, which ends without destructors.
 fn forked(body: impl FnOnce()) -> Pid {
-    // SAFETY: the process has no other threads but the card's, which holds no lock that the child needs: the child's card is its own.
+    // SAFETY: the process has no other threads but the card's, which holds no lock that the child needs: the child's
+    // card is its own.
     match unsafe { fork() }.unwrap() {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {

@@ -1,4 +1,5 @@
-//! GPU memory that the CPU cannot access, registered by address and by dma-buf, on the software GPU: the CUDA driver copies it.
+//! GPU memory that the CPU cannot access, registered by address and by dma-buf, on the software GPU: the CUDA driver
+//! copies it.
 
 #![allow(unsafe_code, clippy::undocumented_unsafe_blocks, clippy::multiple_unsafe_ops_per_block)]
 
@@ -174,7 +175,8 @@ fn gpu_memory_is_written_by_each_registration() {
             assert!(driver.read(target).iter().all(|byte| *byte == 0x5c), "{way}");
             assert_eq!((close(from.mr), close(to.mr)), (0, 0));
         }
-        // A file that the driver has not exported, and an address that is no GPU's: it cannot be mapped, and the driver cannot copy.
+        // A file that the driver has not exported, and an address that is no GPU's: it cannot be mapped, and the driver
+        // cannot copy.
         let file = nix::sys::memfd::memfd_create("unknown", nix::sys::memfd::MFdFlags::empty()).unwrap();
         let file = File::options().write(true).open(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap();
         file.set_len(BYTES as u64).unwrap();

@@ -1,5 +1,5 @@
-//! A card whose peer, in another process, has another version or sends malformed packets: over both wires, with either side
-//! connecting.
+//! A card whose peer, in another process, has another version or sends malformed packets: over both wires, with either
+//! side connecting.
 #![allow(unsafe_code)]
 
 use std::io::{IoSliceMut, Read, Write};

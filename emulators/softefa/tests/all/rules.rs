@@ -1,5 +1,5 @@
-//! The rows of the table in docs/software-card-rules.md: the completion of a request that breaks the rule, and the log line with queue
-//! pair, slot, rule and bytes.
+//! The rows of the table in docs/software-card-rules.md: the completion of a request that breaks the rule, and the log
+//! line with queue pair, slot, rule and bytes.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
@@ -408,7 +408,8 @@ const FATAL: &[Row] = &[
     ("reserved bits: lkey", |w| changed(w.write(), |b| b[55] = 1), LocalQpInternalError, "a reserved bit is set"),
 ];
 
-/// A violation of a receive queue's rule: its name, the receives to post, the completion's status, and a part of the log line.
+/// A violation of a receive queue's rule: its name, the receives to post, the completion's status, and a part of the
+/// log line.
 type Receive = (&'static str, fn(&World) -> Vec<RxDesc>, CompStatus, &'static str);
 
 const RECEIVES: &[Receive] = &[

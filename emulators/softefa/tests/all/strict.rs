@@ -10,7 +10,8 @@ use ferrogin_libfabric::bindings as fi;
 use softefa_rig::child::run;
 use softefa_rig::*;
 
-/// Runs `body` on a card that talks to itself, in a process of its own, and checks that `line` is on its standard error.
+/// Runs `body` on a card that talks to itself, in a process of its own, and checks that `line` is on its standard
+/// error.
 fn rule(name: &str, line: &str, body: impl FnOnce(&mut End, Destination, &Buffer)) {
     let errors = run(name, &[], || {
         let rig = Rig::open();
@@ -181,8 +182,8 @@ fn objects_in_use_cannot_be_closed() {
     rig.close();
 }
 
-/// The CUDA driver copies GPU memory. Without a driver the registration fails and names the driver; with one, it refuses addresses
-/// that are not GPU memory.
+/// The CUDA driver copies GPU memory. Without a driver the registration fails and names the driver; with one, it
+/// refuses addresses that are not GPU memory.
 #[test]
 fn gpu_memory_without_driver_cannot_be_registered() {
     let errors = run("gpu_memory_without_driver_cannot_be_registered", &[], || {

@@ -1,4 +1,5 @@
-//! A card next to processes that are not cards: another user's, ones on TCP without the card's secret, and silent ones by the thousand.
+//! A card next to processes that are not cards: another user's, ones on TCP without the card's secret, and silent ones
+//! by the thousand.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -206,7 +207,8 @@ fn with_card(test: &str, body: impl FnOnce(&mut End, &Buffer)) -> Option<String>
     })
 }
 
-/// What this process writes to standard error, captured so that a test can wait for a line of the card's. It is passed on at the end.
+/// What this process writes to standard error, captured so that a test can wait for a line of the card's. It is passed
+/// on at the end.
 struct Log {
     file: File,
     stderr: OwnedFd,

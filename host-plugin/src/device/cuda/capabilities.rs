@@ -6,7 +6,8 @@ use crate::device::interface::DeviceError;
 use cudarc::driver::sys as cu;
 use std::ffi::CStr;
 
-/// Required GPU attributes: the attribute, its minimum, whether it's needed even with cards that can't access GPU memory, and the message.
+/// Required GPU attributes: the attribute, its minimum, whether it's needed even with cards that can't access GPU
+/// memory, and the message.
 const NEEDS: [(cu::CUdevice_attribute, i32, bool, &str); 4] = {
     use cu::CUdevice_attribute::*;
     [
@@ -75,7 +76,8 @@ pub fn versions(device: cu::CUdevice) -> String {
 /// `CU_DEVICE_ATTRIBUTE_ATOMIC_REDUCTION_SUPPORTED`, from CUDA 13.1.
 pub const ATOMIC_REDUCTION_SUPPORTED: i32 = 148;
 
-/// Returns whether the driver has the function that gives software cards access to GPU memory's dma-bufs. The software GPU's does.
+/// Returns whether the driver has the function that gives software cards access to GPU memory's dma-bufs. The software
+/// GPU's does.
 pub fn lets_software_cards_in() -> bool {
     // SAFETY: the driver is loaded already, so no initialiser runs.
     let driver = unsafe { libloading::Library::new("libcuda.so.1") };
@@ -83,7 +85,8 @@ pub fn lets_software_cards_in() -> bool {
     driver.is_ok_and(|driver| unsafe { driver.get::<*const ()>(b"cuSoftGpuAttachDmaBuf\0") }.is_ok())
 }
 
-/// Returns a device attribute, even one that this release of the driver's bindings has no name for; 0 if the driver doesn't know it.
+/// Returns a device attribute, even one that this release of the driver's bindings has no name for; 0 if the driver
+/// doesn't know it.
 pub fn attribute(number: i32, device: cu::CUdevice) -> i32 {
     type Get = extern "C" fn(&mut i32, i32, cu::CUdevice) -> i32;
     // SAFETY: the driver is loaded already, so no initialiser runs.
@@ -97,7 +100,8 @@ pub fn attribute(number: i32, device: cu::CUdevice) -> i32 {
 /// How a host thread makes bytes that a card wrote to GPU memory before a completion in host memory visible to kernels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Flush {
-    /// They already are: the driver says so, or it has no flush and the software card wrote them through the driver or its own mapping.
+    /// They already are: the driver says so, or it has no flush and the software card wrote them through the driver or
+    /// its own mapping.
     NotNeeded,
     /// `cuFlushGPUDirectRDMAWrites`.
     Driver,

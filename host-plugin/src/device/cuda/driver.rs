@@ -64,8 +64,9 @@ unsafe impl Send for Core {}
 // SAFETY: the driver's calls on a context and a stream are thread-safe, and no field changes after `open`.
 unsafe impl Sync for Core {}
 
-/// Keeps a context current on this thread; dropping it restores the previous context. Until then, if the program is capturing a CUDA graph,
-/// this thread's calls don't fail and don't invalidate the capture (`CU_STREAM_CAPTURE_MODE_RELAXED`).
+/// Keeps a context current on this thread; dropping it restores the previous context. Until then, if the program is
+/// capturing a CUDA graph, this thread's calls don't fail and don't invalidate the capture
+/// (`CU_STREAM_CAPTURE_MODE_RELAXED`).
 pub struct Current {
     capture_mode: cu::CUstreamCaptureMode,
 }
@@ -106,8 +107,8 @@ impl Drop for Current {
 impl Drop for Core {
     fn drop(&mut self) {
         if let Ok(_current) = self.enter() {
-            // SAFETY: `open` created the stream, and only this drop destroys it. If the program destroyed the context, the driver returns
-            // an error.
+            // SAFETY: `open` created the stream, and only this drop destroys it. If the program destroyed the context,
+            // the driver returns an error.
             let _ = unsafe { cu::cuStreamDestroy_v2(self.stream) };
         }
         if self.retained {

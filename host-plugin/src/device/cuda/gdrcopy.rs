@@ -46,7 +46,8 @@ impl GdrCopy {
         let library = unsafe { Library::new("libgdrapi.so.2") }.ok()?;
         macro_rules! function {
             ($name:literal, $type:ty) => {
-                // SAFETY: gdrapi.h of GDRCopy 2 declares the function with this type. The library stays loaded as long as it's used.
+                // SAFETY: gdrapi.h of GDRCopy 2 declares the function with this type. The library stays loaded as long
+                // as it's used.
                 *unsafe { library.get::<$type>($name) }.ok()?
             };
         }

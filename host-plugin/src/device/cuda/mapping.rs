@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::{Arc, LazyLock, Weak};
 
-/// Host pages that this process registered with the driver, by address and size. Doorbells of several queues may share a page, which the
-/// driver registers only once per process.
+/// Host pages that this process registered with the driver, by address and size. Doorbells of several queues may share
+/// a page, which the driver registers only once per process.
 static REGISTERED: LazyLock<Mutex<RegisteredPages>> = LazyLock::new(Mutex::default);
 type RegisteredPages = HashMap<(usize, usize), Weak<Registered>>;
 
@@ -38,8 +38,8 @@ pub unsafe fn map(
     if mapping == Mapping::Mmio {
         flags |= cu::CU_MEMHOSTREGISTER_IOMEMORY;
     }
-    // SAFETY: the caller keeps the bytes mapped until the mapping is dropped, which unregisters them. Only whole pages are mapped, so
-    // rounding to pages adds no unmapped bytes.
+    // SAFETY: the caller keeps the bytes mapped until the mapping is dropped, which unregisters them. Only whole pages
+    // are mapped, so rounding to pages adds no unmapped bytes.
     let result = unsafe { cu::cuMemHostRegister_v2(start as *mut c_void, size, flags) };
     check("cuMemHostRegister", result)?;
     let mut pages = Registered { core: core.clone(), start, device: 0 };

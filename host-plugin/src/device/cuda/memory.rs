@@ -84,7 +84,8 @@ pub unsafe fn fill(core: &Core, address: u64, len: usize, byte: u8) -> Result<()
 /// As many bytes at `address` must be mapped, and be the caller's.
 pub unsafe fn copy_in(core: &Core, address: u64, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {
     let _current = core.enter()?;
-    // SAFETY: this function's caller owns the mapped bytes. The borrow keeps `bytes` alive until `synchronize` returns, after the copy.
+    // SAFETY: this function's caller owns the mapped bytes. The borrow keeps `bytes` alive until `synchronize` returns,
+    // after the copy.
     let result = unsafe { cu::cuMemcpyHtoDAsync_v2(address, bytes.as_ptr().cast(), bytes.len(), core.stream) };
     check("cuMemcpyHtoDAsync", result)?;
     core.synchronize()
@@ -96,8 +97,8 @@ pub unsafe fn copy_in(core: &Core, address: u64, bytes: &[MaybeUninit<u8>]) -> R
 /// As many bytes at `address` must be mapped.
 pub unsafe fn copy_out(core: &Core, address: u64, bytes: &mut [u8]) -> Result<(), DeviceError> {
     let _current = core.enter()?;
-    // SAFETY: this function's caller says that the bytes are mapped. The borrow keeps `bytes` alive and exclusive until `synchronize`
-    // returns, after the copy.
+    // SAFETY: this function's caller says that the bytes are mapped. The borrow keeps `bytes` alive and exclusive until
+    // `synchronize` returns, after the copy.
     let result = unsafe { cu::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), address, bytes.len(), core.stream) };
     check("cuMemcpyDtoHAsync", result)?;
     core.synchronize()
@@ -129,7 +130,8 @@ pub fn import(core: &Arc<Core>, parts: &[(OwnedFd, usize)]) -> Result<Imported, 
     for (i, (file, size)) in parts.iter().enumerate() {
         let (at, mut handle) = (mapped.base + (i * stride) as u64, 0);
         let file = file.as_raw_fd() as usize as *mut c_void;
-        // SAFETY: the descriptor, which the driver takes as a pointer, is open during the call. The driver writes one handle.
+        // SAFETY: the descriptor, which the driver takes as a pointer, is open during the call. The driver writes one
+        // handle.
         let result = unsafe { cu::cuMemImportFromShareableHandle(&mut handle, file, DESCRIPTOR) };
         check("cuMemImportFromShareableHandle", result)?;
         // SAFETY: `mapped` owns the range, in which nothing is mapped yet, and `handle` is valid.
@@ -181,8 +183,8 @@ fn export_with(base: u64, size: usize, flags: u64) -> Result<OwnedFd, DeviceErro
 
 const PCIE: u64 = cu::CUmemRangeFlags::CU_MEM_RANGE_FLAG_DMA_BUF_MAPPING_TYPE_PCIE as u64;
 
-/// Exports with mapping type PCIe, or without it if the driver refuses the flag, as older drivers do. On machines with coherent CPU and GPU
-/// memory (GB200, B300), a card can reach GPU memory over PCIe only through such a mapping.
+/// Exports with mapping type PCIe, or without it if the driver refuses the flag, as older drivers do. On machines with
+/// coherent CPU and GPU memory (GB200, B300), a card can reach GPU memory over PCIe only through such a mapping.
 pub fn export_for_pcie_or_plain<T>(export: impl Fn(u64) -> Result<T, DeviceError>) -> Result<T, DeviceError> {
     export(PCIE).or_else(|error| {
         crate::trace!("the CUDA driver exports no dma-buf of mapping type PCIe: {error}");
@@ -203,8 +205,8 @@ struct HostBuffer {
 
 // SAFETY: this object alone owns the allocation, and any thread may access and free it.
 unsafe impl Send for HostBuffer {}
-// SAFETY: shared methods access the allocation through raw pointers, never through references. Set-up calls `write` and `read` of
-// a buffer from one thread at a time.
+// SAFETY: shared methods access the allocation through raw pointers, never through references. Set-up calls `write` and
+// `read` of a buffer from one thread at a time.
 unsafe impl Sync for HostBuffer {}
 
 impl DeviceBuffer for HostBuffer {

@@ -1,7 +1,7 @@
 //! GPU memory in parts: the driver allocates at least 2 MiB at a time, and a window's tables have a few hundred bytes.
 //!
-//! A part that has been freed has all its bits set, and a new one is zero. So a kernel that uses the handle of a deregistered window faults:
-//! the pointers in it are no addresses.
+//! A part that has been freed has all its bits set, and a new one is zero. So a kernel that uses the handle of a
+//! deregistered window faults: the pointers in it are no addresses.
 #![allow(unsafe_code)]
 
 use super::driver::Core;
@@ -13,7 +13,8 @@ use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Weak};
 
-/// The allocations of all connections: each connection opens the device for itself, and a window has tables for each connection.
+/// The allocations of all connections: each connection opens the device for itself, and a window has tables for each
+/// connection.
 static BLOCKS: Mutex<Vec<Weak<Block>>> = Mutex::new(Vec::new());
 
 /// One allocation of the driver, freed with its last part.

@@ -133,8 +133,8 @@ fn ways_of_adding_and_flushing_follow_the_attributes_of_the_driver() {
             let on_host = host.host_address().expect("an address").cast();
             assert_eq!(device.adds(on_host, 4096, nccl::PTR_HOST), Adds::Cpu);
         }
-        // Order of writes (0 none, 100 for the owner, 200 for all), ways to flush (1 by the host, 2 by a stream); expected with a hardware
-        // card and with the software card.
+        // Order of writes (0 none, 100 for the owner, 200 for all), ways to flush (1 by the host, 2 by a stream);
+        // expected with a hardware card and with the software card.
         let flushes = [
             ([0, 0], Flush::Missing, Flush::NotNeeded),
             ([0, 2], Flush::Missing, Flush::NotNeeded),
@@ -156,8 +156,8 @@ fn ways_of_adding_and_flushing_follow_the_attributes_of_the_driver() {
     });
 }
 
-/// Where cards can access GPU memory, cards and windows use it, registered as a dma-buf: with hardware, and with a software card on the
-/// software GPU.
+/// Where cards can access GPU memory, cards and windows use it, registered as a dma-buf: with hardware, and with a
+/// software card on the software GPU.
 #[test]
 fn cards_get_gpu_memory_where_they_reach_it() {
     let test = "cards_get_gpu_memory_where_they_reach_it";

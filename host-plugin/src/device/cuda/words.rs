@@ -5,15 +5,16 @@ use super::driver::{Core, Current, check};
 use crate::device::interface::DeviceError;
 use cudarc::driver::sys as cu;
 
-/// `CU_STREAM_MEM_OP_ATOMIC_REDUCTION`, `CU_STREAM_ATOMIC_REDUCTION_OP_ADD` and `CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64`, from CUDA 13.1.
+/// `CU_STREAM_MEM_OP_ATOMIC_REDUCTION`, `CU_STREAM_ATOMIC_REDUCTION_OP_ADD` and
+/// `CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64`, from CUDA 13.1.
 const ATOMIC_REDUCTION: u32 = 8;
 const REDUCTION_ADD: u32 = 0;
 const REDUCTION_U64: u32 = 22;
 /// Operations per `cuStreamBatchMemOp`.
 const MEM_OPS: usize = 128;
 
-/// Splits `len` bytes at `address` by allocation, since a window may span several adjacent ones, and returns where each part starts.
-/// Returns `None` if a byte is not in any of the driver's allocations.
+/// Splits `len` bytes at `address` by allocation, since a window may span several adjacent ones, and returns where each
+/// part starts. Returns `None` if a byte is not in any of the driver's allocations.
 pub fn parts(_: &Current, address: u64, len: usize) -> Option<Vec<u64>> {
     let (mut at, end) = (address, address.checked_add(len as u64)?);
     let mut parts = Vec::new();
@@ -31,8 +32,8 @@ pub fn parts(_: &Current, address: u64, len: usize) -> Option<Vec<u64>> {
     Some(parts)
 }
 
-/// Returns true if the CPU's atomic operations on a word at `address` are atomic for the GPU: the word is in host memory, or in coherent
-/// GPU memory that the CPU accesses at the same address, as on Grace.
+/// Returns true if the CPU's atomic operations on a word at `address` are atomic for the GPU: the word is in host
+/// memory, or in coherent GPU memory that the CPU accesses at the same address, as on Grace.
 pub fn is_coherent(native_atomics: bool, _: &Current, address: u64) -> bool {
     use cu::CUpointer_attribute::{
         CU_POINTER_ATTRIBUTE_HOST_POINTER as HOST_POINTER, CU_POINTER_ATTRIBUTE_MEMORY_TYPE as MEMORY_TYPE,
@@ -72,8 +73,8 @@ pub unsafe fn add_by_stream(core: &Core, words: &[(u64, u64)]) -> Result<(), Dev
         let mut operations: Vec<_> = words.iter().map(operation).collect();
         let (count, list) = (operations.len() as u32, operations.as_mut_ptr());
         on_stream(core, "cuStreamBatchMemOp", |stream| {
-            // SAFETY: the driver reads `count` operations. This function's caller keeps the words mapped until the stream has executed
-            // them.
+            // SAFETY: the driver reads `count` operations. This function's caller keeps the words mapped until the
+            // stream has executed them.
             unsafe { cu::cuStreamBatchMemOp_v2(stream, count, list, 0) }
         })?;
     }
@@ -88,12 +89,14 @@ pub unsafe fn add_by_copies(core: &Core, words: &[(u64, u64)]) -> Result<(), Dev
     for (address, amount) in words {
         let mut word = 0u64;
         on_stream(core, "cuMemcpyDtoHAsync", |stream| {
-            // SAFETY: this function's caller keeps the word mapped; the driver writes a local variable before `on_stream` returns.
+            // SAFETY: this function's caller keeps the word mapped; the driver writes a local variable before
+            // `on_stream` returns.
             unsafe { cu::cuMemcpyDtoHAsync_v2((&raw mut word).cast(), *address, 8, stream) }
         })?;
         let sum = word.wrapping_add(*amount);
         on_stream(core, "cuMemcpyHtoDAsync", |stream| {
-            // SAFETY: this function's caller keeps the word mapped; the driver reads a local variable before `on_stream` returns.
+            // SAFETY: this function's caller keeps the word mapped; the driver reads a local variable before
+            // `on_stream` returns.
             unsafe { cu::cuMemcpyHtoDAsync_v2(*address, (&raw const sum).cast(), 8, stream) }
         })?;
     }

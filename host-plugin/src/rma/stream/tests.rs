@@ -1,5 +1,5 @@
-//! A model of one sender and one receiver over a network that delays, reorders and duplicates packets, with an oracle that knows which
-//! bytes have landed.
+//! A model of one sender and one receiver over a network that delays, reorders and duplicates packets, with an oracle
+//! that knows which bytes have landed.
 
 use super::*;
 use crate::rma::words::{Name, Word, Words};
@@ -16,7 +16,8 @@ enum Issued {
 /// Entries in the word table.
 const ENTRIES: usize = 3;
 
-/// A packet on its way, or a completion on its way to the sender. Operations are named by their place in the order of issue.
+/// A packet on its way, or a completion on its way to the sender. Operations are named by their place in the order of
+/// issue.
 #[derive(Debug, Clone, Copy)]
 enum Packet {
     /// A write without immediate data: its bytes.
@@ -163,8 +164,9 @@ impl Model {
     }
 }
 
-/// Issues `operations` at random times and delivers packets in random order, some of those to the receiver twice. With `lost_after`, the
-/// sender ends after that many operations, and half of what is in flight is lost. Returns the number of signals without a message.
+/// Issues `operations` at random times and delivers packets in random order, some of those to the receiver twice. With
+/// `lost_after`, the sender ends after that many operations, and half of what is in flight is lost. Returns the number
+/// of signals without a message.
 fn run(seed: u64, first: u32, bits: u32, mut operations: usize, lost_after: Option<usize>) -> usize {
     let mut random = Random::new(seed);
     let mut model = Model::new(first, bits);

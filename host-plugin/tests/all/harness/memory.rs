@@ -15,7 +15,8 @@ struct Part {
     dma_buf: (OwnedFd, u64),
 }
 
-/// Allocates memory that the plugin registers as its device's: GPU memory with FERROGIN_DEVICE=cuda, otherwise host memory.
+/// Allocates memory that the plugin registers as its device's: GPU memory with FERROGIN_DEVICE=cuda, otherwise host
+/// memory.
 pub fn device_memory(len: usize) -> Arc<DeviceMemory> {
     if std::env::var("FERROGIN_DEVICE").is_ok_and(|device| device == "cuda") {
         return gpu_memory(0, len);

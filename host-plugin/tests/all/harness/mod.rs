@@ -36,7 +36,8 @@ pub fn software_gpu(test: &str) -> Option<String> {
     ferrogin_test_support::software_gpu(test)
 }
 
-/// Returns an `LD_LIBRARY_PATH` with the software GPU and a libgdrapi.so.2 for it. Skips `test` if something is missing.
+/// Returns an `LD_LIBRARY_PATH` with the software GPU and a libgdrapi.so.2 for it. Skips `test` if something is
+/// missing.
 pub fn software_gpu_with_gdrcopy(test: &str) -> Option<String> {
     let gpu = software_gpu(test)?;
     let place = ferrogin_test_support::of_process(env!("CARGO_TARGET_TMPDIR"), test);
@@ -81,13 +82,14 @@ pub fn second_libfabric(test: &str) -> Option<String> {
     path
 }
 
-/// Runs `body` in a child process with `settings` in its environment, because a process chooses its provider and faults only once, and the
-/// leak tests count the whole process's resources. `test` is the calling test's name.
+/// Runs `body` in a child process with `settings` in its environment, because a process chooses its provider and faults
+/// only once, and the leak tests count the whole process's resources. `test` is the calling test's name.
 pub fn alone(test: &str, settings: &[(&str, &str)], body: impl FnOnce(Arc<Plugin>)) {
     alone_each(test, &[settings.to_vec()], body);
 }
 
-/// Like [`alone`], once for each of several settings. In the parent process, returns the lines that the children reported.
+/// Like [`alone`], once for each of several settings. In the parent process, returns the lines that the children
+/// reported.
 pub fn alone_each(test: &str, all: &[Vec<(&str, &str)>], body: impl FnOnce(Arc<Plugin>)) -> Vec<String> {
     in_children(test, all, |path| body(Plugin::load(path).expect("the built plugin loads")))
 }

@@ -1,4 +1,5 @@
-//! Ranks that are killed or close: the others' requests to them complete, or fail and name the rank, and the others close without it.
+//! Ranks that are killed or close: the others' requests to them complete, or fail and name the rank, and the others
+//! close without it.
 
 use super::{TCP, ranks, register, transfer};
 use crate::harness::{plugin_path, rma_alone};
@@ -30,7 +31,8 @@ fn wait_for_event(name: &str, mut poll: impl FnMut()) {
     });
 }
 
-/// Puts with signals to all ranks until one fails, then does NCCL's teardown. An `idle` rank has no open requests when a rank is killed.
+/// Puts with signals to all ranks until one fails, then does NCCL's teardown. An `idle` rank has no open requests when
+/// a rank is killed.
 fn rank(plugin: &Path, idle: bool) {
     let plugin = RmaPlugin::load(plugin).expect("the plugin");
     let bootstrap = Arc::new(Bootstrap::from_env(HANG_LIMIT).expect("the other ranks"));

@@ -13,7 +13,8 @@ use std::ptr::{dangling_mut, null_mut};
 /// Calls `$table`'s entry `$entry`.
 macro_rules! call {
     ($table:expr, $entry:ident($($arg:expr),* $(,)?)) => {
-        // SAFETY: pointers are NULL or point to local variables that outlive the call; the plugin checks handles before it uses them.
+        // SAFETY: pointers are NULL or point to local variables that outlive the call; the plugin checks handles before
+        // it uses them.
         (stringify!($entry($($arg),*)), unsafe { ($table.$entry.expect("an entry"))($($arg),*) })
     };
 }

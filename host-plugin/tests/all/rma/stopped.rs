@@ -1,4 +1,5 @@
-//! Ranks that are killed or stopped while the others post to them. The others close as soon as they fail, and each of them names the rank.
+//! Ranks that are killed or stopped while the others post to them. The others close as soon as they fail, and each of
+//! them names the rank.
 
 use super::{TCP, register, transfer};
 use crate::harness::{plugin_path, second_libfabric};

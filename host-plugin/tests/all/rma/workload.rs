@@ -1,7 +1,8 @@
 //! Random puts, gets and signals among all ranks, each checked against memory.
 //!
-//! A stream is a sender, a receiver and a context. Both ends derive the same plan from the seed, so the receiver knows which puts were
-//! issued before each signal. Each put in an epoch has its own bytes in the receiver's memory, which start as 0.
+//! A stream is a sender, a receiver and a context. Both ends derive the same plan from the seed, so the receiver knows
+//! which puts were issued before each signal. Each put in an epoch has its own bytes in the receiver's memory, which
+//! start as 0.
 
 use crate::harness::gpu_memory;
 use ferrogin_ffi::nccl::{MR_FLAG_FORCE_SO, PTR_HOST};
@@ -166,7 +167,8 @@ impl Workload {
         drop(context);
     }
 
-    /// Runs all operations of an epoch, whose target memory must be 0 on all ranks. `all_done` says whether all ranks are done with theirs.
+    /// Runs all operations of an epoch, whose target memory must be 0 on all ranks. `all_done` says whether all ranks
+    /// are done with theirs.
     pub fn epoch(
         &self,
         (rank, nranks): (usize, usize),

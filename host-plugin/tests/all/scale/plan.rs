@@ -61,8 +61,8 @@ impl Setup {
         self.contexts * self.targets() * self.ranks
     }
 
-    /// Returns the device memory for a rank's tables and endpoints in bytes. A target has a row in NCCL's tables (handle, queue pair and
-    /// key) and one in ours.
+    /// Returns the device memory for a rank's tables and endpoints in bytes. A target has a row in NCCL's tables
+    /// (handle, queue pair and key) and one in ours.
     pub fn device_bytes(&self) -> usize {
         let row = size_of::<TargetWords>() + size_of::<(u16, u16, u32)>();
         let scratch = size_of::<u64>() + size_of::<u32>();
@@ -79,8 +79,9 @@ impl Setup {
     }
 }
 
-/// Returns the microseconds until the last of `ranks` has everyone's blocks. A rank sends a round's block once it has the previous round's;
-/// `hop` is the time between two neighbours. Each rank starts up to `late` microseconds late, and stalls once for up to as long.
+/// Returns the microseconds until the last of `ranks` has everyone's blocks. A rank sends a round's block once it has
+/// the previous round's; `hop` is the time between two neighbours. Each rank starts up to `late` microseconds late, and
+/// stalls once for up to as long.
 pub fn allgather(ranks: usize, hop: f32, late: f32, seed: u64) -> f32 {
     let mut random = Random::new(seed);
     let mut any = |below: f32| random.below(1 << 20) as f32 / (1 << 20) as f32 * below;

@@ -7,8 +7,8 @@ use zerocopy::transmute_ref;
 
 use soft_mlx5::fuzzing::{ARM, ARM_REGISTER, CONSUMER, RING, Shared};
 
-/// A card writes arbitrary bytes into a completion queue at arbitrary times: every poll returns, with no more completions than
-/// requested, and a corrupt queue stays corrupt.
+/// A card writes arbitrary bytes into a completion queue at arbitrary times: every poll returns, with no more
+/// completions than requested, and a corrupt queue stays corrupt.
 ///
 /// # Panics
 /// If one of these rules is broken.

@@ -50,8 +50,8 @@ fn fixture() -> &'static Fixture {
     })
 }
 
-/// Puts arbitrary bytes into one of the card's send rings: it executes or refuses each request, and completes it. Bytes outside the
-/// registered memory don't change.
+/// Puts arbitrary bytes into one of the card's send rings: it executes or refuses each request, and completes it. Bytes
+/// outside the registered memory don't change.
 ///
 /// # Panics
 /// If one of these rules is broken.

@@ -129,8 +129,9 @@ impl Steps<'_> {
         }
     }
 
-    /// Makes a put or signal, or its fast path, or one in block or warp mode. A thread that has looked for requests to ring has read the
-    /// cursors, so it may read them early in its next turn if it reads few other words first, as a signal does.
+    /// Makes a put or signal, or its fast path, or one in block or warp mode. A thread that has looked for requests to
+    /// ring has read the cursors, so it may read them early in its next turn if it reads few other words first, as a
+    /// signal does.
     fn ringing(&mut self, work: &mut Work, number: u64) {
         if self.random.one_in(2) {
             self.call("fgin_ring", vec![Context]);
@@ -165,7 +166,8 @@ impl Steps<'_> {
         }
     }
 
-    /// Makes a put, or a signal with or without a put, to a word that no other post names; then waits for or reads this rank's signals.
+    /// Makes a put, or a signal with or without a put, to a word that no other post names; then waits for or reads this
+    /// rank's signals.
     fn emulated(&mut self, work: &mut Work, number: u64, posted: u64) {
         let to = Value(u64::from(self.random.below(NRANKS)));
         let (offset, value) = (Value(number * 8), Value(0x1111_0000 + number));

@@ -101,7 +101,8 @@ impl Campaign {
         Self { sites: sites(&text), text, works }
     }
 
-    /// Tries a removal under all seeds until one exposes it, and under more seeds if it was found before the module changed.
+    /// Tries a removal under all seeds until one exposes it, and under more seeds if it was found before the module
+    /// changed.
     pub fn verdict(&self, site: &Site, change: Change, was_found: bool) -> Verdict {
         let sites = &self.sites[site];
         let removal = Removal::new(&self.text, sites, change);

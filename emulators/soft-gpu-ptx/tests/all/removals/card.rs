@@ -204,7 +204,8 @@ impl Card<'_> {
 // SAFETY: the raw pointers point to leaked memory. Only the thread that runs the kernel uses a card.
 unsafe impl Sync for Card<'_> {}
 
-// SAFETY: the ranges are those of `Process`; the kernel reaches the leaked context and pool, and arenas that live as long as the card.
+// SAFETY: the ranges are those of `Process`; the kernel reaches the leaked context and pool, and arenas that live as
+// long as the card.
 unsafe impl Memory for Card<'_> {
     fn generation(&self) -> &AtomicU64 {
         self.process.generation()

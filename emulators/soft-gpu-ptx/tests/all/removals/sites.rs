@@ -63,8 +63,8 @@ fn is_name(word: &str) -> bool {
     ["fgin_", "_R"].iter().any(|start| word.starts_with(start))
 }
 
-/// Returns the last name of the path in a Rust symbol (v0 mangling), without generic arguments. A path is one run of names; a
-/// method's path has a second run: its type and the method.
+/// Returns the last name of the path in a Rust symbol (v0 mangling), without generic arguments. A path is one run of
+/// names; a method's path has a second run: its type and the method.
 fn path_of(symbol: &str) -> Option<&str> {
     let path = symbol.strip_prefix("_R")?.trim_start_matches('I');
     let (mut rest, mut runs, mut in_run) = (path, Vec::new(), false);

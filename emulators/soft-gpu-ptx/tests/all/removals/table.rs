@@ -71,7 +71,8 @@ fn few(names: &BTreeSet<String>) -> String {
     few
 }
 
-/// Returns the old line whose reason to propose for a line without one: preferably one that is gone from the table, then the most similar.
+/// Returns the old line whose reason to propose for a line without one: preferably one that is gone from the table,
+/// then the most similar.
 fn most_like<'a>(line: &Line, old: &'a [Line], keys: &BTreeSet<String>) -> Option<&'a Line> {
     let names: BTreeSet<&str> = line.functions.split(' ').collect();
     let alike = |other: &&Line| {

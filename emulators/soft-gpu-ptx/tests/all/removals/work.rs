@@ -97,7 +97,8 @@ pub enum Kind {
     Counting,
     /// Threads post on more endpoints than a flush request has entries for.
     Many,
-    /// Signals are words in memory: threads raise them with puts, after puts and after all earlier posts, and wait for them.
+    /// Signals are words in memory: threads raise them with puts, after puts and after all earlier posts, and wait for
+    /// them.
     Emulated,
 }
 
@@ -227,7 +228,8 @@ impl Work {
         }
     }
 
-    /// Prepares the context: the device code has posted before, and then NCCL's code, or the host has aborted. Returns the card's counts.
+    /// Prepares the context: the device code has posted before, and then NCCL's code, or the host has aborted. Returns
+    /// the card's counts.
     pub fn before(&self, side: &Side) -> Vec<u32> {
         let rings = &side.context.rings;
         if self.kind == Kind::Aborted {
@@ -490,7 +492,8 @@ impl Work {
         }
     }
 
-    /// Returns the posts that a post's signal covers: the put of the same call, and for a strong signal all earlier posts of the thread.
+    /// Returns the posts that a post's signal covers: the put of the same call, and for a strong signal all earlier
+    /// posts of the thread.
     fn covered(&self, number: usize, list: &[u64]) -> Vec<usize> {
         let name = |number: usize| FUNCTIONS[self.posts[number].0 as usize].name;
         let of_thread = NUMBERS as usize / (self.shape.0 * self.shape.1) as usize;

@@ -1,5 +1,5 @@
-//! UMRs that a driver builds wrongly: what the card does for each flag, mask bit and size. docs/mlx5-evidence.md compares the results
-//! with public reports.
+//! UMRs that a driver builds wrongly: what the card does for each flag, mask bit and size. docs/mlx5-evidence.md
+//! compares the results with public reports.
 
 use super::*;
 use mlx5::device::RawWindow;
@@ -106,8 +106,8 @@ fn without(mask: MkeyMask, bits: MkeyMask) -> MkeyMask {
     MkeyMask::new(mask.bits() & !bits.bits())
 }
 
-/// A bind whose mask lacks a field completes, but the window keeps its old value for that field: a new window is free, with no length and
-/// no rights.
+/// A bind whose mask lacks a field completes, but the window keeps its old value for that field: a new window is free,
+/// with no length and no rights.
 #[test]
 fn bind_changes_only_fields_of_mask() {
     let legal = Scene::new().bind().1.ctrl.mkey_mask;
@@ -151,7 +151,8 @@ fn bind_with_empty_mask_leaves_window_free() {
     assert_eq!(scene.write(rkey), Written::Bytes);
 }
 
-/// If the mask lacks the queue pair, the window belongs to none: every queue pair in the domain may use it, but none may invalidate it.
+/// If the mask lacks the queue pair, the window belongs to none: every queue pair in the domain may use it, but none
+/// may invalidate it.
 #[test]
 fn bind_without_queue_pair_in_mask_makes_window_of_no_owner() {
     let bind = |scene: &mut Scene| {
@@ -270,8 +271,8 @@ fn invalidation_with_empty_mask_leaves_window_bound() {
     }
 }
 
-/// A bind with too small a size completes, and so does every operation through the window, but no bytes move. A bind with more entries
-/// than the table has fails.
+/// A bind with too small a size completes, and so does every operation through the window, but no bytes move. A bind
+/// with more entries than the table has fails.
 #[test]
 fn size_of_translation_decides_whether_bytes_move() {
     // klm_octowords, translations_octword_size, translation_offset.

@@ -114,7 +114,8 @@ pub(super) fn until(a: &mut Card, b: &mut Card, completions: usize) {
     });
 }
 
-/// Opens two cards connected through shared memory, in both directions. The first polls the connection that the other made before its own.
+/// Opens two cards connected through shared memory, in both directions. The first polls the connection that the other
+/// made before its own.
 fn connected(faults: &str) -> (Card, Card) {
     connected_by(WireChoice::Shm, faults)
 }
