@@ -1,7 +1,9 @@
-//! Posts a put with a signal through the device API, on host memory: `cargo run -p ferrogin-device-kernels --example device_put`.
+//! Posts a put with a signal through the device API, on host memory: `cargo run -p ferrogin-device-kernels --example
+//! device_put`.
 //!
-//! In a job, NCCL's `createContext` returns a context's handle, and a GPU or CPU thread opens it with `Context::from_handle`.
-//! Here the context is made by hand, as in this crate's tests: its rings are plain memory, and this program plays the card.
+//! In a job, NCCL's `createContext` returns a context's handle, and a GPU or CPU thread opens it with
+//! `Context::from_handle`. Here the context is made by hand, as in this crate's tests: its rings are plain memory, and
+//! this program plays the card.
 #![allow(unsafe_code)]
 
 use efa_dp_direct::wqe::{Destination, Geometry, parse};
@@ -34,7 +36,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let signal = Action::signal_inc(0);
     context.put(1, window.at(8192), window.at(0), 4096, signal, Flags::NONE).map_err(text)?;
 
-    // An operation that raises a signal is posted on the signal's endpoint, here the third. Its doorbell holds the producer count.
+    // An operation that raises a signal is posted on the signal's endpoint, here the third. Its doorbell holds the
+    // producer count.
     let ring = &made.rings[2];
     let rung = ring.doorbell.load(Ordering::Acquire);
     println!("the doorbell holds {rung}; slot 0 of the ring holds this work request:");

@@ -74,8 +74,9 @@ impl Action {
 
 /// The threads that a call shares its endpoint with.
 ///
-/// Every mode leaves the words that posters share in the same state, so calls in different modes may follow one another. Only concurrent
-/// calls must use the same mode. The caller orders calls in different modes like any two threads' accesses to memory.
+/// Every mode leaves the words that posters share in the same state, so calls in different modes may follow one
+/// another. Only concurrent calls must use the same mode. The caller orders calls in different modes like any two
+/// threads' accesses to memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sharing {
     /// All threads of the device, or of the process on a CPU.
@@ -98,8 +99,8 @@ impl Flags {
     /// Leave the doorbell to the next operation without this flag, or to a flush.
     pub const AGGREGATE: Flags = Flags(2);
 
-    /// The signal of a put, value or signal is raised only after all earlier operations of the context to that peer have arrived, including
-    /// other threads'. Has no meaning without a signal. Only emulated signals can be strong.
+    /// The signal of a put, value or signal is raised only after all earlier operations of the context to that peer
+    /// have arrived, including other threads'. Has no meaning without a signal. Only emulated signals can be strong.
     pub const STRONG: Flags = Flags(0x400);
 
     const CTA: Flags = Flags(0x100);

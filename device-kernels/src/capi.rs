@@ -96,8 +96,8 @@ macro_rules! functions {
             ///
             /// # Safety
             ///
-            /// `ctx` is null, or came from `fgin_open` and is alive; windows are registered; `out` and `request` are null, or have room for
-            /// what the header says.
+            /// `ctx` is null, or came from `fgin_open` and is alive; windows are registered; `out` and `request` are
+            /// null, or have room for what the header says.
             #[unsafe(no_mangle)]
             pub unsafe extern "C" fn $name(ctx: *const ContextExt, $($arg: $ty),*) -> c_int {
                 if ctx.is_null() {
@@ -162,7 +162,8 @@ functions! {
     };
 
     fgin_wait_request(request: *const FlushRequest) [About::Context] |context| {
-        // SAFETY: the caller vouches for the request; any bits are a valid one, and its numbers are checked where they're used.
+        // SAFETY: the caller vouches for the request; any bits are a valid one, and its numbers are checked where
+        // they're used.
         unsafe { request.as_ref() }.ok_or(Status::InvalidArgument).and_then(|request| context.wait_flush(request))
     };
 

@@ -1,7 +1,8 @@
 //! Constants in memory that a post reads.
 //!
-//! On a GPU a dependent load costs a round trip to memory. So a post loads what it needs as 16-byte words, all issued together, before its
-//! first branch on them and before its reservation: after that, every acquire would make it fetch them again.
+//! On a GPU a dependent load costs a round trip to memory. So a post loads what it needs as 16-byte words, all issued
+//! together, before its first branch on them and before its reservation: after that, every acquire would make it fetch
+//! them again.
 
 #[cfg(not(target_arch = "nvptx64"))]
 pub use core::ptr::read as load;

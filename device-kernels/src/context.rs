@@ -1,13 +1,13 @@
 //! One GIN context: which local endpoint an operation is posted on, and which of the peer's endpoints it goes to.
 //!
-//! The poster is a local endpoint, the target a remote one. A counter is its endpoint's completion count, so operations that name counter
-//! `c`, and no others, are posted on `c`'s endpoint. Without a counter, an operation that raises signal `s` is posted on `s`'s endpoint.
-//! With neither, it's posted on the data endpoint or, if it's a value, on the value endpoint. The target is the peer's endpoint for the
-//! signal, or its data endpoint if no signal is raised.
+//! The poster is a local endpoint, the target a remote one. A counter is its endpoint's completion count, so operations
+//! that name counter `c`, and no others, are posted on `c`'s endpoint. Without a counter, an operation that raises
+//! signal `s` is posted on `s`'s endpoint. With neither, it's posted on the data endpoint or, if it's a value, on the
+//! value endpoint. The target is the peer's endpoint for the signal, or its data endpoint if no signal is raised.
 //!
-//! Under the `combining` policy, an operation of one work request takes the fast path (`fast_path`), which is inlined. Any other operation
-//! is a call (`operation`), as are those of several lanes of a warp (`warp`). Emulated signals are words in memory and have no endpoints
-//! (`emulated`).
+//! Under the `combining` policy, an operation of one work request takes the fast path (`fast_path`), which is inlined.
+//! Any other operation is a call (`operation`), as are those of several lanes of a warp (`warp`). Emulated signals are
+//! words in memory and have no endpoints (`emulated`).
 
 mod completion;
 mod emulated;
@@ -95,8 +95,8 @@ impl<'a> Context<'a> {
     ///
     /// # Safety
     ///
-    /// `handle` is null, or a GIN plugin's `createContext` returned it and it isn't destroyed during `'a`. The bytes before it must be
-    /// readable, as they are for every handle of the ferrogin plugin.
+    /// `handle` is null, or a GIN plugin's `createContext` returned it and it isn't destroyed during `'a`. The bytes
+    /// before it must be readable, as they are for every handle of the ferrogin plugin.
     pub unsafe fn from_handle(handle: *mut c_void, id: u32) -> Result<Self, Status> {
         if handle.is_null() {
             return Err(Status::InvalidArgument);
@@ -110,8 +110,8 @@ impl<'a> Context<'a> {
         if id >= header.n_contexts {
             return Err(Status::InvalidArgument);
         }
-        // SAFETY: magic and version show that the ferrogin plugin made the header, so it points to `n_contexts` of these, and `id` is below
-        // that; they stay while the context lives.
+        // SAFETY: magic and version show that the ferrogin plugin made the header, so it points to `n_contexts` of
+        // these, and `id` is below that; they stay while the context lives.
         let ext = unsafe { &*header.contexts.wrapping_add(id as usize) };
         #[cfg(feature = "host")]
         crate::process::opens_context();
@@ -167,13 +167,14 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Sets the time, in nanoseconds, after which a wait on this context fails with [`Status::Timeout`]; 0 means no limit. It applies to
-    /// later calls in all threads.
+    /// Sets the time, in nanoseconds, after which a wait on this context fails with [`Status::Timeout`]; 0 means no
+    /// limit. It applies to later calls in all threads.
     pub fn set_timeout_ns(&self, ns: u64) {
         self.timeout_word().store(ns, Ordering::Relaxed);
     }
 
-    /// Pauses briefly, for loops that poll for something this context's card writes. `round` counts the calls in one wait, from 0.
+    /// Pauses briefly, for loops that poll for something this context's card writes. `round` counts the calls in one
+    /// wait, from 0.
     #[cfg(feature = "host")]
     pub fn relax(&self, round: u32) {
         Limit::relax(self, round);
@@ -181,9 +182,9 @@ impl<'a> Context<'a> {
 
     /// Writes `bytes` from `src` on this rank to `dst` on `peer`.
     ///
-    /// Returns once the operation is posted. The source may be reused after a [`Context::flush`]. With 0 bytes only the action takes place.
-    /// An operation too long for one work request (1 GiB) is split: a signal or counter still means that all bytes have landed, so the call
-    /// then waits for the first parts.
+    /// Returns once the operation is posted. The source may be reused after a [`Context::flush`]. With 0 bytes only the
+    /// action takes place. An operation too long for one work request (1 GiB) is split: a signal or counter still means
+    /// that all bytes have landed, so the call then waits for the first parts.
     ///
     /// # Errors
     ///
@@ -198,8 +199,8 @@ impl<'a> Context<'a> {
     ///
     /// # Errors
     ///
-    /// As for [`Context::put`]; also [`Status::InvalidArgument`] for any other size or for an action with a counter, which values can't
-    /// have; and [`Status::Unsupported`] if the card doesn't take values.
+    /// As for [`Context::put`]; also [`Status::InvalidArgument`] for any other size or for an action with a counter,
+    /// which values can't have; and [`Status::Unsupported`] if the card doesn't take values.
     #[inline(always)]
     pub fn put_value(
         &self,
@@ -213,7 +214,8 @@ impl<'a> Context<'a> {
         self.post_operation(Arguments::value(peer, dst, value, bytes, action, flags))
     }
 
-    /// Reads `bytes` from `remote` on `peer` to `local` on this rank. They have arrived once the next [`Context::flush`] returns.
+    /// Reads `bytes` from `remote` on `peer` to `local` on this rank. They have arrived once the next
+    /// [`Context::flush`] returns.
     ///
     /// # Errors
     ///
@@ -223,7 +225,8 @@ impl<'a> Context<'a> {
         self.post_operation(Arguments::get(peer, remote, local, bytes, flags))
     }
 
-    /// Carries out `action` on `peer` without transferring bytes. An empty action still rings posts aggregated on the data endpoint.
+    /// Carries out `action` on `peer` without transferring bytes. An empty action still rings posts aggregated on the
+    /// data endpoint.
     ///
     /// # Errors
     ///
@@ -283,8 +286,8 @@ impl Limit for Context<'_> {
     #[cfg(not(target_arch = "nvptx64"))]
     #[inline]
     fn progress(&self) -> bool {
-        // SAFETY: the plugin filled both fields from one provider table, and keeps the domain that the argument names open until the
-        // context is destroyed.
+        // SAFETY: the plugin filled both fields from one provider table, and keeps the domain that the argument names
+        // open until the context is destroyed.
         self.ext.progress.is_some_and(|progress| unsafe { progress(self.ext.progress_arg) })
     }
 }

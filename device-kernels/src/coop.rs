@@ -1,7 +1,7 @@
 //! Threads that make a call together: a thread, a warp, a CTA or any other group.
 //!
-//! The group synchronises before and after the call. The thread of rank 0 carries out an operation, so that it's posted once. A flush is
-//! divided among the threads.
+//! The group synchronises before and after the call. The thread of rank 0 carries out an operation, so that it's posted
+//! once. A flush is divided among the threads.
 
 use crate::context::Context;
 use crate::status::Status;
@@ -12,7 +12,8 @@ pub trait Coop {
     fn rank(&self) -> u32;
     /// Returns the number of threads in the group, at least 1.
     fn size(&self) -> u32;
-    /// Returns once all threads of the group have called it. What each wrote before the call is visible to all after it.
+    /// Returns once all threads of the group have called it. What each wrote before the call is visible to all after
+    /// it.
     fn sync(&self);
 }
 

@@ -1,7 +1,7 @@
 //! One endpoint: the queue an operation is posted on.
 //!
-//! The card, NCCL's device code and other threads also use the ring, doorbell, counters and cursors. Only this file accesses them, through
-//! raw pointers and atomics.
+//! The card, NCCL's device code and other threads also use the ring, doorbell, counters and cursors. Only this file
+//! accesses them, through raw pointers and atomics.
 
 use crate::action::{Flags, Sharing};
 use crate::constant;
@@ -97,7 +97,8 @@ impl<'a> Endpoint<'a> {
     /// Returns the endpoint with its configuration loaded for a post.
     #[inline(always)]
     pub fn poster(self) -> Poster<'a> {
-        // SAFETY: the plugin keeps the configuration constant as long as the endpoint; its layout guarantees the alignment.
+        // SAFETY: the plugin keeps the configuration constant as long as the endpoint; its layout guarantees the
+        // alignment.
         Endpoint { ext: self.ext, ring: unsafe { constant::load(&raw const self.ext.config.ring) } }
     }
 
@@ -172,7 +173,8 @@ impl<'a, R: Ring> Endpoint<'a, R> {
     /// Returns how values travel on the fast path.
     #[inline(always)]
     pub(crate) fn fast_values(&self) -> ValueConfig {
-        // SAFETY: the plugin keeps the configuration constant as long as the endpoint; its layout guarantees the alignment.
+        // SAFETY: the plugin keeps the configuration constant as long as the endpoint; its layout guarantees the
+        // alignment.
         unsafe { constant::load(&raw const self.ext.config.values) }
     }
 
@@ -189,15 +191,17 @@ impl<'a, R: Ring> Endpoint<'a, R> {
 
     #[inline(always)]
     fn atomic_u64(&self, at: *mut u64) -> &'a AtomicU64 {
-        // SAFETY: the caller of `from_ptr` vouches that the structs behind the handle live for 'a. Callers of this method pass an
-        // 8-aligned word of them (the layouts are asserted), which host and kernels access only atomically while kernels run.
+        // SAFETY: the caller of `from_ptr` vouches that the structs behind the handle live for 'a. Callers of this
+        // method pass an 8-aligned word of them (the layouts are asserted), which host and kernels access only
+        // atomically while kernels run.
         unsafe { AtomicU64::from_ptr(at) }
     }
 
     #[inline(always)]
     fn atomic_u32(&self, at: *mut u32) -> &'a AtomicU32 {
-        // SAFETY: the caller of `from_ptr` vouches that the structs behind the handle live for 'a. Callers of this method pass a
-        // 4-aligned word of them (the layouts are asserted), which host and kernels access only atomically while kernels run.
+        // SAFETY: the caller of `from_ptr` vouches that the structs behind the handle live for 'a. Callers of this
+        // method pass a 4-aligned word of them (the layouts are asserted), which host and kernels access only
+        // atomically while kernels run.
         unsafe { AtomicU32::from_ptr(at) }
     }
 
@@ -229,8 +233,8 @@ impl<'a, R: Ring> Endpoint<'a, R> {
         let mut words = self.numbered(wqe, idx);
         words[0] |= phase;
         for (i, word) in words.into_iter().enumerate() {
-            // SAFETY: the slot lies in the ring, which lives as long as the endpoint and is 8-aligned; the policy admitted its
-            // number, so no other poster writes it and the card has fetched what it held.
+            // SAFETY: the slot lies in the ring, which lives as long as the endpoint and is 8-aligned; the policy
+            // admitted its number, so no other poster writes it and the card has fetched what it held.
             unsafe { arch::mmio_store_u64(slot.wrapping_add(i), word) };
         }
         if ring.wqe_size == 128 {
@@ -292,7 +296,8 @@ impl<R: Ring> Queue for Endpoint<'_, R> {
 
     #[inline(always)]
     fn doorbell(&self, count: u32) {
-        // SAFETY: the endpoint's doorbell, alive for 'a; only the active combiner, or the poster that holds the lock, writes it.
+        // SAFETY: the endpoint's doorbell, alive for 'a; only the active combiner, or the poster that holds the lock,
+        // writes it.
         unsafe { arch::mmio_store_u32(self.ring.borrow().sq_db, count) };
     }
 
@@ -326,7 +331,8 @@ impl<R: Ring> Queue for Endpoint<'_, R> {
 #[inline(always)]
 pub(crate) fn used_set(context: &ContextExt) -> UsedSet<'_> {
     let (summaries, leaves) = used_words(context.n_endpoints);
-    // SAFETY: the plugin made that many words for the context's lifetime, 8-aligned; only this crate accesses them, atomically.
+    // SAFETY: the plugin made that many words for the context's lifetime, 8-aligned; only this crate accesses them,
+    // atomically.
     let words = unsafe { slice::from_raw_parts(context.used.cast::<AtomicU64>(), summaries + leaves) };
     // SAFETY: they are the words for that many endpoints, and every context has endpoints.
     unsafe { UsedSet::new(words, context.n_endpoints) }
@@ -361,7 +367,8 @@ impl LockedQueue for Endpoint<'_> {
     fn start(&self) {
         let pending = self.pending();
         if pending == 0 {
-            // The queue's phase belongs to the slot at `pc`. Neither NCCL's device code nor `take_pending` updates it when moving `pc`.
+            // The queue's phase belongs to the slot at `pc`. Neither NCCL's device code nor `take_pending` updates it
+            // when moving `pc`.
             let pc = self.wq_field(offset_of!(WqV0, pc)).load(Ordering::Relaxed);
             let phase = u32::from(pc & self.ext.config.ring.phase_bit != 0);
             self.wq_field(offset_of!(WqV0, phase)).store(phase, Ordering::Relaxed);

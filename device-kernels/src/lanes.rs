@@ -1,7 +1,7 @@
 //! Lanes of a warp that make a call together, each with its own arguments. A CPU thread is a warp of one lane.
 //!
-//! The instructions are LLVM intrinsics rather than inline assembly, because LLVM neither copies intrinsics nor moves them into branches
-//! that only some lanes take.
+//! The instructions are LLVM intrinsics rather than inline assembly, because LLVM neither copies intrinsics nor moves
+//! them into branches that only some lanes take.
 
 #[cfg(not(target_arch = "nvptx64"))]
 use one_lane::*;

@@ -1,8 +1,8 @@
 //! The GIN device API: put, putValue, get, signal and flush, on the handles that the host plugin hands out.
 //!
-//! The same code runs on CPU threads (tests, the software card) and on the GPU. A [`Context`] is opened from the handle that
-//! `createContext` returned and a context id. Every operation returns a [`Status`], and no wait hangs: each round checks the abort flag,
-//! the endpoint's error counter and a deadline.
+//! The same code runs on CPU threads (tests, the software card) and on the GPU. A [`Context`] is opened from the handle
+//! that `createContext` returned and a context id. Every operation returns a [`Status`], and no wait hangs: each round
+//! checks the abort flag, the endpoint's error counter and a deadline.
 //!
 //! | module | what |
 //! |---|---|

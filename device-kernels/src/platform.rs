@@ -41,11 +41,12 @@ pub fn clock_cycles() -> u64 {
     now
 }
 
-/// Pauses briefly. `round` counts the calls in one wait; `progress` lets a software card work in this thread, and returns false if no card
-/// needs it.
+/// Pauses briefly. `round` counts the calls in one wait; `progress` lets a software card work in this thread, and
+/// returns false if no card needs it.
 ///
-/// The card's engine and the peers may need the processor that this thread spins on. So a CPU thread spins briefly, then yields, and sleeps
-/// when neither has helped: yielding alone collapses when neighbours are busy. After that, progress is left to the card's engine.
+/// The card's engine and the peers may need the processor that this thread spins on. So a CPU thread spins briefly,
+/// then yields, and sleeps when neither has helped: yielding alone collapses when neighbours are busy. After that,
+/// progress is left to the card's engine.
 #[cfg(all(feature = "host", not(loom)))]
 #[inline]
 pub fn relax(round: u32, progress: impl FnOnce() -> bool) {
@@ -107,9 +108,9 @@ pub fn kept(word: u32) -> u32 {
 
 /// Returns the number, in a form that the assembler doesn't take for uniform across the warp.
 ///
-/// To add one constant to one word, ptxas makes a warp elect a leader that adds for all lanes: 17 instructions and two shuffles that are
-/// useless to a post by one thread. And what depends only on a kernel's arguments, ptxas computes in the warp's uniform registers and moves
-/// to the thread's for each load: 40 instructions a post.
+/// To add one constant to one word, ptxas makes a warp elect a leader that adds for all lanes: 17 instructions and two
+/// shuffles that are useless to a post by one thread. And what depends only on a kernel's arguments, ptxas computes in
+/// the warp's uniform registers and moves to the thread's for each load: 40 instructions a post.
 #[inline(always)]
 pub fn thread_value(number: u32) -> u32 {
     #[cfg(target_arch = "nvptx64")]

@@ -1,11 +1,12 @@
-//! On a CPU: whether a call comes from a forked child. It has a copy of its parent's contexts, but neither the card nor the host's threads
-//! behind them, and shares the queues' cursors with its parent.
+//! On a CPU: whether a call comes from a forked child. It has a copy of its parent's contexts, but neither the card nor
+//! the host's threads behind them, and shares the queues' cursors with its parent.
 
 use core::ffi::c_int;
 use std::sync::Once;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// How many forks lie between the process that opened the first context and this one, and how many there were at the latest opening.
+/// How many forks lie between the process that opened the first context and this one, and how many there were at the
+/// latest opening.
 static FORKS: AtomicU32 = AtomicU32::new(0);
 static OPENED_AFTER: AtomicU32 = AtomicU32::new(0);
 
@@ -22,7 +23,8 @@ unsafe extern "C" fn count_fork() {
 /// Notes that this process opens a context.
 pub(crate) fn opens_context() {
     static COUNTS: Once = Once::new();
-    // SAFETY: the handler changes an atomic and nothing else. If the library is unloaded, the C library forgets the handler.
+    // SAFETY: the handler changes an atomic and nothing else. If the library is unloaded, the C library forgets the
+    // handler.
     COUNTS.call_once(|| _ = unsafe { pthread_atfork(None, None, Some(count_fork)) });
     OPENED_AFTER.store(FORKS.load(Ordering::Relaxed), Ordering::Relaxed);
 }

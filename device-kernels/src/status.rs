@@ -6,8 +6,8 @@
 pub enum Status {
     /// An argument is out of range: peer, signal, counter, value size, window.
     InvalidArgument = 1,
-    /// The handle or the card can't do this: a strong or VA signal where the card counts signals, a value on an endpoint without slots, or
-    /// a handle of another version.
+    /// The handle or the card can't do this: a strong or VA signal where the card counts signals, a value on an
+    /// endpoint without slots, or a handle of another version.
     Unsupported = 2,
     /// The host raised the abort flag.
     Aborted = 3,
@@ -17,8 +17,8 @@ pub enum Status {
     CardError = 5,
     /// An earlier operation on this endpoint gave up half-way; the context must be destroyed.
     Poisoned = 6,
-    /// In a context that isolates peers: the peer of a post is lost, or a rank is on which a wait could depend, and the program hasn't
-    /// acknowledged the loss.
+    /// In a context that isolates peers: the peer of a post is lost, or a rank is on which a wait could depend, and the
+    /// program hasn't acknowledged the loss.
     PeerLost = 7,
 }
 

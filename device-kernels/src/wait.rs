@@ -4,17 +4,19 @@ use crate::platform;
 use crate::status::Status;
 use ferrogin_ffi::ext::STOP_LOST;
 
-/// What ends a wait whose condition doesn't come true: the host's word or a time limit. The loop that waits on an endpoint also
-/// checks the endpoint's error counter. Only waits call these methods.
+/// What ends a wait whose condition doesn't come true: the host's word or a time limit. The loop that waits on an
+/// endpoint also checks the endpoint's error counter. Only waits call these methods.
 pub trait Limit: Copy {
     /// Returns the host's word: 0 for none, [`STOP_LOST`], or another one for an abort.
     fn stop_word(&self) -> u32;
-    /// Returns whether a wait reports lost ranks. A wait within an operation doesn't, as other peers still need the rest of it.
+    /// Returns whether a wait reports lost ranks. A wait within an operation doesn't, as other peers still need the
+    /// rest of it.
     #[inline(always)]
     fn reports_losses(&self) -> bool {
         true
     }
-    /// Returns whether a wait's time limit has passed. `began_ns` is the time of its first round, or `u64::MAX` before that.
+    /// Returns whether a wait's time limit has passed. `began_ns` is the time of its first round, or `u64::MAX` before
+    /// that.
     #[inline]
     fn has_passed(&self, _began_ns: &mut u64) -> bool {
         false
@@ -68,8 +70,9 @@ impl<L: Limit> Spin<L> {
         Ok(())
     }
 
-    /// Pauses like [`pause`](Self::pause) in a post, which no loss ends and, in a context that `isolates` peers, no time limit: the card
-    /// gives up on a lost peer's requests, and a reservation given up would end the posts to all peers.
+    /// Pauses like [`pause`](Self::pause) in a post, which no loss ends and, in a context that `isolates` peers, no
+    /// time limit: the card gives up on a lost peer's requests, and a reservation given up would end the posts to all
+    /// peers.
     #[inline(always)]
     pub fn pause_post(&mut self, isolates: impl FnOnce() -> bool) -> Result<(), Status> {
         let word = self.limits.stop_word();

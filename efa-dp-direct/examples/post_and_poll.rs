@@ -1,7 +1,8 @@
-//! Posts one RDMA write and polls its completion, on rings in plain memory: `cargo run -p efa-dp-direct --example post_and_poll`.
+//! Posts one RDMA write and polls its completion, on rings in plain memory: `cargo run -p efa-dp-direct --example
+//! post_and_poll`.
 //!
-//! On hardware the rings and the doorbell come from a provider (libfabric, rdma-core). Here they are arrays, and [`card`] does what a card
-//! does when its doorbell is rung.
+//! On hardware the rings and the doorbell come from a provider (libfabric, rdma-core). Here they are arrays, and
+//! [`card`] does what a card does when its doorbell is rung.
 #![allow(unsafe_code)]
 
 use efa_dp_direct::cq::{self, Cqe, SendCqe, Status};

@@ -1,7 +1,7 @@
 //! MMIO stores, fences and accesses to shared memory: everything that differs between targets.
 //!
-//! Both targets export the same names. The card and other threads read and write the memory behind these pointers, so it never becomes a
-//! reference.
+//! Both targets export the same names. The card and other threads read and write the memory behind these pointers, so
+//! it never becomes a reference.
 
 #[cfg(not(target_arch = "nvptx64"))]
 #[allow(unsafe_code)]

@@ -1,8 +1,9 @@
 //! Polling a completion queue, and what its entries mean.
 //!
-//! [`poll`] and [`pop`] follow the device convention: the card has written an entry once the entry's phase bit is that of its lap, and the
-//! caller copies an entry before reading it. [`Cqe`] is what an entry means. [`reader`] reads entries field by field like each release's
-//! device API and the host providers, for code that must produce the same results.
+//! [`poll`] and [`pop`] follow the device convention: the card has written an entry once the entry's phase bit is that
+//! of its lap, and the caller copies an entry before reading it. [`Cqe`] is what an entry means. [`reader`] reads
+//! entries field by field like each release's device API and the host providers, for code that must produce the same
+//! results.
 
 #![allow(unsafe_code)]
 

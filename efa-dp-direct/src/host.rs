@@ -2,8 +2,8 @@
 //!
 //! * [`HostSq`]: lists of requests, with one 16-bit doorbell at the end of each list;
 //! * [`cq_doorbell`]: the completion queue's doorbell word;
-//! * [`max_sq_depth`] and [`SqReport`]: a queue's maximum depth, and the limits that a created queue reports (`efadv_get_max_sq_depth`,
-//!   `efadv_query_qp_wqs`).
+//! * [`max_sq_depth`] and [`SqReport`]: a queue's maximum depth, and the limits that a created queue reports
+//!   (`efadv_get_max_sq_depth`, `efadv_query_qp_wqs`).
 
 #![allow(unsafe_code)]
 
@@ -34,17 +34,17 @@ pub struct HostSq<const N: usize> {
     unrung: u32,
 }
 
-// SAFETY: the struct owns its cursors, and the caller of `new` vouches that no other code writes ring or doorbell, so any single thread may
-// use them.
+// SAFETY: the struct owns its cursors, and the caller of `new` vouches that no other code writes ring or doorbell, so
+// any single thread may use them.
 unsafe impl<const N: usize> Send for HostSq<N> {}
 
 impl<const N: usize> HostSq<N> {
-    /// Creates a queue whose counter and phase stand at `pc` and `phase`; `None` if `entries` isn't a power of two up to 32768 or
-    /// `max_batch` is 0.
+    /// Creates a queue whose counter and phase stand at `pc` and `phase`; `None` if `entries` isn't a power of two up
+    /// to 32768 or `max_batch` is 0.
     ///
     /// # Safety
-    /// `ring` (`entries` slots of `N` words, 8-byte aligned) and `doorbell` (4-byte aligned) are valid for writes while the queue lives,
-    /// and nothing else writes to them.
+    /// `ring` (`entries` slots of `N` words, 8-byte aligned) and `doorbell` (4-byte aligned) are valid for writes while
+    /// the queue lives, and nothing else writes to them.
     pub unsafe fn new(
         ring: *mut u8,
         doorbell: *mut u32,
@@ -76,7 +76,8 @@ impl<const N: usize> HostSq<N> {
                 self.ring_doorbell();
             }
             wqe[0] = words::with_phase(wqe[0], self.phase & 1 != 0);
-            // SAFETY: the slot is inside the ring, which the caller of `new` vouches is valid and written only by this queue.
+            // SAFETY: the slot is inside the ring, which the caller of `new` vouches is valid and written only by this
+            // queue.
             unsafe { crate::sq::store(self.ring, u32::from(self.pc & self.mask), &wqe) };
             self.pc = self.pc.wrapping_add(1);
             if self.pc & self.mask == 0 {
@@ -101,7 +102,8 @@ impl<const N: usize> HostSq<N> {
     }
 }
 
-/// Returns the completion queue doorbell's word (`efa_io_regs_defs.h`, `EFA_REGS_CQ_DB`), which tells the card the host's consumer count and whether it wants an event for the next entry.
+/// Returns the completion queue doorbell's word (`efa_io_regs_defs.h`, `EFA_REGS_CQ_DB`), which tells the card the
+/// host's consumer count and whether it wants an event for the next entry.
 ///
 /// `cmd_sn` counts the events that the host has seen; only two bits of it are sent.
 pub const fn cq_doorbell(consumer_counter: u16, cmd_sn: u32, arm: bool) -> u32 {

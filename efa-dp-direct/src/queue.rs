@@ -34,8 +34,8 @@ pub struct WqV0 {
     pub wqes_completed: u32,
     /// Producer count: requests rung so far, modulo 2^32.
     pub pc: u32,
-    /// Phase of the slot at `pc`; only its lowest bit is written. Posters that derive the phase from the slot number alone (NCCL's, and
-    /// ferrogin's `combining` policy, which keeps its flush barrier here) don't use it as such.
+    /// Phase of the slot at `pc`; only its lowest bit is written. Posters that derive the phase from the slot number
+    /// alone (NCCL's, and ferrogin's `combining` policy, which keeps its flush barrier here) don't use it as such.
     pub phase: i32,
     /// The ring.
     pub buf: *mut u8,
@@ -404,8 +404,8 @@ macro_rules! bytes_of {
         impl $ty {
             /// Returns the bytes that a kernel reads.
             pub fn to_bytes(&self) -> [u8; size_of::<$ty>()] {
-                // SAFETY: the type is repr(C) without implicit padding (the layout asserted above shows that every byte belongs to a
-                // field), so all its bytes are initialised.
+                // SAFETY: the type is repr(C) without implicit padding (the layout asserted above shows that every byte
+                // belongs to a field), so all its bytes are initialised.
                 unsafe { core::ptr::from_ref(self).cast::<[u8; size_of::<$ty>()]>().read() }
             }
         }
@@ -417,7 +417,8 @@ bytes_of!(CqV0);
 bytes_of!(WrCtxV0);
 
 impl QpV0 {
-    /// Returns the queue pair that release 0.0.1's initialiser makes: with limits of 32 inline bytes and 2 buffers, whatever `attrs` has.
+    /// Returns the queue pair that release 0.0.1's initialiser makes: with limits of 32 inline bytes and 2 buffers,
+    /// whatever `attrs` has.
     ///
     /// # Errors
     /// The attribute that this layout can't have.

@@ -29,7 +29,8 @@ pub unsafe fn post(wq: *mut WqV0, desc: &RxDesc) {
     let queue = unsafe { Shared::new(wq) };
     let (pc, mask) = (queue.get(offset_of!(WqV0, pc)), queue.get(offset_of!(WqV0, queue_mask)));
     let buf = queue.pointer(offset_of!(WqV0, buf));
-    // SAFETY: the ring has `mask + 1` slots of a descriptor's size, and the caller vouches that no other thread posts meanwhile.
+    // SAFETY: the ring has `mask + 1` slots of a descriptor's size, and the caller vouches that no other thread posts
+    // meanwhile.
     unsafe { sq::store(buf, sq::slot(pc, mask), &desc.to_words()) };
     let pc = pc.wrapping_add(1);
     queue.set(offset_of!(WqV0, pc), pc);

@@ -16,8 +16,8 @@ impl<T> Copy for Shared<T> {}
 
 impl<T> Shared<T> {
     /// # Safety
-    /// `at` is aligned and valid for reads, and for writes if [`Self::set`] is called, as long as this handle is used; words that change
-    /// are only accessed atomically.
+    /// `at` is aligned and valid for reads, and for writes if [`Self::set`] is called, as long as this handle is used;
+    /// words that change are only accessed atomically.
     #[inline(always)]
     pub(crate) const unsafe fn new(at: *mut T) -> Self {
         Self(at)
@@ -26,14 +26,16 @@ impl<T> Shared<T> {
     /// Returns the 32-bit word at `offset`, which must be that of a `u32` or `i32` field.
     #[inline(always)]
     pub(crate) fn get(self, offset: usize) -> u32 {
-        // SAFETY: a field of a struct that the caller of `new` vouches is live, and only accessed atomically if it changes.
+        // SAFETY: a field of a struct that the caller of `new` vouches is live, and only accessed atomically if it
+        // changes.
         unsafe { arch::load_u32(self.0.wrapping_byte_add(offset).cast()) }
     }
 
     /// Replaces the 32-bit word at `offset`, which must be that of a `u32` or `i32` field.
     #[inline(always)]
     pub(crate) fn set(self, offset: usize, value: u32) {
-        // SAFETY: a field of a struct that the caller of `new` vouches is live, and only accessed atomically if it changes.
+        // SAFETY: a field of a struct that the caller of `new` vouches is live, and only accessed atomically if it
+        // changes.
         unsafe { arch::store_u32(self.0.wrapping_byte_add(offset).cast(), value) }
     }
 
@@ -41,7 +43,8 @@ impl<T> Shared<T> {
     #[inline(always)]
     pub(crate) fn pointer<U>(self, offset: usize) -> *mut U {
         let field = self.0.wrapping_byte_add(offset).cast::<*mut U>();
-        // SAFETY: a field of a struct that the caller of `new` vouches is live; the field hasn't changed since the struct was made.
+        // SAFETY: a field of a struct that the caller of `new` vouches is live; the field hasn't changed since the
+        // struct was made.
         unsafe { field.read() }
     }
 }

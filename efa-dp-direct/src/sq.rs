@@ -1,8 +1,8 @@
 //! Posting on a send queue with the device convention: start a batch, place its requests, flush.
 //!
-//! Other threads and NCCL's device code share the queue struct, and the card reads the ring and the doorbell. All three are raw pointers,
-//! and every access is one atomic word. Nothing here takes a lock: one thread at a time may call [`start_batch`] and [`flush`] on a queue,
-//! and the threads of one batch may call [`place`] together.
+//! Other threads and NCCL's device code share the queue struct, and the card reads the ring and the doorbell. All three
+//! are raw pointers, and every access is one atomic word. Nothing here takes a lock: one thread at a time may call
+//! [`start_batch`] and [`flush`] on a queue, and the threads of one batch may call [`place`] together.
 //!
 //! As in the reference, nothing here checks whether the ring has room: a poster knows that from its completions.
 
@@ -26,8 +26,8 @@ pub const fn lap_phase(idx: u32, queue_size_shift: u32) -> bool {
     (idx >> queue_size_shift) & 1 != 0
 }
 
-/// Returns the phase word `ahead` slots after the slot at `cursor`, whose phase word is `phase`. It flips with each lap in between, and its
-/// lowest bit is what is written. More than a lap ahead it grows past 1, as in the reference.
+/// Returns the phase word `ahead` slots after the slot at `cursor`, whose phase word is `phase`. It flips with each lap
+/// in between, and its lowest bit is what is written. More than a lap ahead it grows past 1, as in the reference.
 #[inline(always)]
 pub const fn ring_phase(phase: u32, cursor: u32, queue_mask: u32, queue_size_shift: u32, ahead: u32) -> u32 {
     phase ^ ((cursor & queue_mask).wrapping_add(ahead) >> queue_size_shift)
@@ -36,8 +36,8 @@ pub const fn ring_phase(phase: u32, cursor: u32, queue_mask: u32, queue_size_shi
 /// Stores a request of `N` words into a ring slot, in one MMIO store per word.
 ///
 /// # Safety
-/// `ring` is the start of a ring of `N`-word slots, 8-byte aligned and valid for writes, that includes `slot`; nothing else writes that
-/// slot meanwhile.
+/// `ring` is the start of a ring of `N`-word slots, 8-byte aligned and valid for writes, that includes `slot`; nothing
+/// else writes that slot meanwhile.
 #[inline(always)]
 pub unsafe fn store<const N: usize>(ring: *mut u8, slot: u32, wqe: &[u64; N]) {
     let offset = slot as usize * size_of::<[u64; N]>();
@@ -63,8 +63,8 @@ pub unsafe fn ring(db: *mut u32, pc: u32) {
     arch::fence_system();
 }
 
-/// Makes room for `n` requests in the batch. If they would exceed `max_batch`, rings pending requests first. As in the reference, a batch
-/// may itself be larger than `max_batch`.
+/// Makes room for `n` requests in the batch. If they would exceed `max_batch`, rings pending requests first. As in the
+/// reference, a batch may itself be larger than `max_batch`.
 ///
 /// The requests go to the batch's indexes `wqes_pending - n ..` ([`place`]).
 ///
@@ -75,16 +75,19 @@ pub unsafe fn start_batch(wq: *mut WqV0, n: u32) {
     // SAFETY: the caller vouches that the queue is live and that no other thread moves its cursors.
     let queue = unsafe { Shared::new(wq) };
     if queue.get(offset_of!(WqV0, wqes_pending)).wrapping_add(n) > queue.get(offset_of!(WqV0, max_batch)) {
-        // SAFETY: the caller vouches for what `flush` requires: a live queue on which no other thread starts, places or flushes.
+        // SAFETY: the caller vouches for what `flush` requires: a live queue on which no other thread starts, places or
+        // flushes.
         unsafe { flush(wq) };
     }
     queue.set(offset_of!(WqV0, wqes_pending), queue.get(offset_of!(WqV0, wqes_pending)).wrapping_add(n));
 }
 
-/// Places a request of `N` words (8 or 16: the queue's request size) at an index of the open batch, with its lap's phase.
+/// Places a request of `N` words (8 or 16: the queue's request size) at an index of the open batch, with its lap's
+/// phase.
 ///
 /// # Safety
-/// `wq` is that of a live send queue whose requests have `N` words; this thread started the index, and no thread flushes meanwhile.
+/// `wq` is that of a live send queue whose requests have `N` words; this thread started the index, and no thread
+/// flushes meanwhile.
 #[inline(always)]
 pub unsafe fn place<const N: usize>(wq: *const WqV0, index_in_batch: u32, mut wqe: [u64; N]) {
     // SAFETY: the caller vouches that the queue is live; this function only reads it.

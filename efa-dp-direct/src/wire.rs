@@ -1,8 +1,9 @@
 //! The formats that the card reads and writes, byte for byte.
 //!
-//! These are raw views: any bytes are a value of every type here, including unknown codes. [`crate::wqe`] and [`crate::cq`] have types that
-//! can't be illegal. All integers are little-endian. The layouts are those of `efa_io_defs.h` (EFA device interface) as released in NCCL
-//! 2.31.2 (efa-dp-direct 0.0.1) and NCCL 2.32.3 (efa-dp-direct 1.1.0); types found only in the older release end in `V0`.
+//! These are raw views: any bytes are a value of every type here, including unknown codes. [`crate::wqe`] and
+//! [`crate::cq`] have types that can't be illegal. All integers are little-endian. The layouts are those of
+//! `efa_io_defs.h` (EFA device interface) as released in NCCL 2.31.2 (efa-dp-direct 0.0.1) and NCCL 2.32.3
+//! (efa-dp-direct 1.1.0); types found only in the older release end in `V0`.
 
 mod codes;
 mod completion;

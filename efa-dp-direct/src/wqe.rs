@@ -1,7 +1,8 @@
 //! What a work request means, and its bytes.
 //!
-//! [`SendWqe`] can't hold a request that is illegal for its operation. [`SendWqe::emit`] writes it, and [`parse()`] reads what a poster
-//! wrote, as strictly as a card does. [`words`] builds the same bytes as 64-bit words in registers, for the posting path.
+//! [`SendWqe`] can't hold a request that is illegal for its operation. [`SendWqe::emit`] writes it, and [`parse()`]
+//! reads what a poster wrote, as strictly as a card does. [`words`] builds the same bytes as 64-bit words in registers,
+//! for the posting path.
 
 mod emit;
 mod parse;
@@ -80,7 +81,8 @@ impl Geometry {
     /// API version 1, 128 bytes.
     pub const WIDE: Self = Self { wqe_size: WqeSize::Wide, max_inline: 80, request_ids: RequestIds::Bits64 };
 
-    /// Returns the geometry with 64-bit ids that a send queue's `wr_ctx` describes; `None` if the card has no such requests.
+    /// Returns the geometry with 64-bit ids that a send queue's `wr_ctx` describes; `None` if the card has no such
+    /// requests.
     pub fn from_wr_ctx(wr_ctx: &WrCtxV0) -> Option<Self> {
         let wqe_size = WqeSize::from_bytes(wr_ctx.wqe_size as usize)?;
         let geometry = Self { wqe_size, max_inline: wr_ctx.max_inline_data, request_ids: RequestIds::Bits64 };

@@ -1,8 +1,10 @@
-//! The device block of a `createContext`, and the tables of a window: all structs that kernels read, as bytes for an address.
+//! The device block of a `createContext`, and the tables of a window: all structs that kernels read, as bytes for an
+//! address.
 //!
-//! This module only computes bytes and addresses: the plugin fills in a card's queues and copies the bytes to the device, tests and benches
-//! describe plain memory. The block begins with the header and the array of device handles, which NCCL's code indexes. Each context's
-//! tables follow, and the structs that posting threads write, each on its own cache lines.
+//! This module only computes bytes and addresses: the plugin fills in a card's queues and copies the bytes to the
+//! device, tests and benches describe plain memory. The block begins with the header and the array of device handles,
+//! which NCCL's code indexes. Each context's tables follow, and the structs that posting threads write, each on its own
+//! cache lines.
 #![allow(unsafe_code)]
 
 use crate::device::{CounterHandle, DevHandle, EndpointHandle, MrHandle, MrPeer};
@@ -160,7 +162,8 @@ pub struct EndpointSpec {
     pub completed: (u64, u64),
     /// Error counter and its current value.
     pub errors: (u64, u64),
-    /// The counter that users read instead of `completed`, and its current value. For a signal endpoint: of received writes.
+    /// The counter that users read instead of `completed`, and its current value. For a signal endpoint: of received
+    /// writes.
     pub signal: Option<(u64, u64)>,
     /// First value slot and number of slots; both 0 if the endpoint doesn't post values from the pool.
     pub values: (u64, u32),
@@ -418,7 +421,8 @@ pub struct RailSpec {
     pub peers: Vec<MrPeer>,
 }
 
-/// The tables of a window: the array of pointers that a kernel's `ncclGinWindow_t` is the address of, and a handle for each rail.
+/// The tables of a window: the array of pointers that a kernel's `ncclGinWindow_t` is the address of, and a handle for
+/// each rail.
 #[derive(Debug, Clone)]
 pub struct WindowSpec {
     /// Address of the window's first byte on this rank.
@@ -657,7 +661,8 @@ impl Filler<'_> {
     /// Builds the device handle.
     fn dev_handle(&self, OwnHandles { data, pvdata }: OwnHandles) -> DevHandle {
         let Self { image, context, places, .. } = self;
-        // With emulated signals this holds the address of their words, which `ferrogin_signals_of_context` in nccl_gin_backend.cuh reads.
+        // With emulated signals this holds the address of their words, which `ferrogin_signals_of_context` in
+        // nccl_gin_backend.cuh reads.
         let scratch_remote_addrs = match &context.emulated {
             Some(signals) => signals.words as *mut u64,
             None => image.at(places.scratch_addrs, 0),
@@ -725,7 +730,8 @@ fn words_of_used_set(n_endpoints: usize) -> usize {
     summaries + leaves
 }
 
-/// Converts a target to the form that posts copy. The request id is the peer's rank, for the error message of a failed request.
+/// Converts a target to the form that posts copy. The request id is the peer's rank, for the error message of a failed
+/// request.
 fn target_words(target: &Target, id: u16) -> TargetWords {
     if *target == Target::default() {
         return TargetWords::default();
@@ -762,8 +768,8 @@ fn qp_v0(endpoint: &EndpointSpec) -> Result<QpV0, InitError> {
     })
 }
 
-/// The reference initialiser requires queues with 64-bit request ids, but no byte of the struct depends on them. NCCL's and ferrogin's
-/// device code write 16 bits of an id and leave the others 0, which is valid on every queue.
+/// The reference initialiser requires queues with 64-bit request ids, but no byte of the struct depends on them. NCCL's
+/// and ferrogin's device code write 16 bits of an id and leave the others 0, which is valid on every queue.
 fn qp_v1(endpoint: &EndpointSpec) -> Result<QpV1, InitError> {
     QpV1::new(&QpAttrs {
         sq_buffer: endpoint.sq_buf as *mut u8,
@@ -792,7 +798,8 @@ fn cq(endpoint: &EndpointSpec) -> Result<CqV0, InitError> {
 
 /// Returns the bytes of `value`, as `MaybeUninit` because padding may be uninitialised.
 pub fn bytes_of<T: Copy>(value: &[T]) -> &[MaybeUninit<u8>] {
-    // SAFETY: the pointer and size are those of a slice that the result borrows, and `MaybeUninit<u8>` has no invalid values.
+    // SAFETY: the pointer and size are those of a slice that the result borrows, and `MaybeUninit<u8>` has no invalid
+    // values.
     unsafe { core::slice::from_raw_parts(value.as_ptr().cast(), size_of_val(value)) }
 }
 

@@ -76,7 +76,8 @@ pub struct DevHandle {
     pub rail_id: u32,
     /// Local key of the scratch buffer.
     pub scratch_lkey: u32,
-    /// Padding for NCCL. ferrogin's backend for NCCL's device API sets it to 1 while requests may have left doorbells to a later one.
+    /// Padding for NCCL. ferrogin's backend for NCCL's device API sets it to 1 while requests may have left doorbells
+    /// to a later one.
     pub scratch_pad: u32,
     /// Scratch buffer: source of writes that carry no bytes.
     pub scratch_local_addr: u64,

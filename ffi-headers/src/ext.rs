@@ -16,9 +16,9 @@ pub const HEADER_MAGIC: u64 = u64::from_le_bytes(*b"ferrogin");
 /// `HandleHeader::version`: raised whenever a struct in this module changes.
 pub const HEADER_VERSION: u32 = 10;
 
-/// Runs a software card in the calling CPU thread for a moment; its argument is [`ContextExt::progress_arg`]. Returns false
-/// if the call did nothing because the card has a CPU core to itself. It returns soon, any number of threads may call it at
-/// once, and it doesn't unwind.
+/// Runs a software card in the calling CPU thread for a moment; its argument is [`ContextExt::progress_arg`]. Returns
+/// false if the call did nothing because the card has a CPU core to itself. It returns soon, any number of threads may
+/// call it at once, and it doesn't unwind.
 pub type ProgressFn = unsafe extern "C" fn(arg: *mut c_void) -> bool;
 
 /// Posting policy: posters reserve, write and mark in parallel, and one of them rings for all ready requests.
@@ -28,7 +28,8 @@ pub const POLICY_LOCKED: u32 = 1;
 
 /// The host's word to all waits: a failure has ended the context.
 pub const STOP_ABORT: u32 = 1;
-/// The host's word to all waits: a rank is lost, and the program hasn't acknowledged that. Posts go on. The number of `FGIN_PEER_LOST`.
+/// The host's word to all waits: a rank is lost, and the program hasn't acknowledged that. Posts go on. The number of
+/// `FGIN_PEER_LOST`.
 pub const STOP_LOST: u32 = 7;
 
 /// The header directly before the array of device handles.
@@ -59,8 +60,8 @@ assert_layout!(HandleHeader, size 64, align 64, {
 
 /// What a post reads from its context, in 16-byte loads that are issued together.
 ///
-/// `endpoints` holds data, value, then one per counter, then one per signal. Some fields repeat those of the struct that
-/// NCCL sees, so that a post reads a single cache line.
+/// `endpoints` holds data, value, then one per counter, then one per signal. Some fields repeat those of the struct
+/// that NCCL sees, so that a post reads a single cache line.
 #[repr(C, align(16))]
 #[derive(Debug, Clone, Copy)]
 pub struct Routes {
@@ -76,9 +77,11 @@ pub struct Routes {
     pub n_counters: u32,
     /// Signals of this context.
     pub n_signals: u32,
-    /// Longest put or get that takes the fast path: `max_rdma_size`, or 0 with the `locked` policy, which has no fast path.
+    /// Longest put or get that takes the fast path: `max_rdma_size`, or 0 with the `locked` policy, which has no fast
+    /// path.
     pub fast_put_limit: u64,
-    /// Bytes from a window to its peer entries on the context's rail; they follow the handle at [`window_handle_offset`].
+    /// Bytes from a window to its peer entries on the context's rail; they follow the handle at
+    /// [`window_handle_offset`].
     pub window_peers: u64,
     /// Scratch memory of this rank and its peers, laid out like a window's handle: source and target of empty writes.
     pub scratch: *const MrHandle,
@@ -93,8 +96,8 @@ assert_layout!(Routes, size 64, align 16, {
 /// An exclusive limit on a context's targets; a table of this size would take 1 GiB.
 pub const MAX_TARGETS: usize = 1 << 26;
 
-/// Returns the bytes from a window to its [`MrHandle`] on a rail. A window is the address of an array of `rails` pointers, and the
-/// handles follow it, so a post can compute the address that NCCL's device code loads from the array.
+/// Returns the bytes from a window to its [`MrHandle`] on a rail. A window is the address of an array of `rails`
+/// pointers, and the handles follow it, so a post can compute the address that NCCL's device code loads from the array.
 pub const fn window_handle_offset(rails: usize, rail: usize, nranks: usize) -> usize {
     let array = (rails * size_of::<*const MrHandle>()).next_multiple_of(16);
     array + rail * (size_of::<MrHandle>() + nranks * size_of::<MrPeer>())
@@ -112,19 +115,20 @@ pub struct ContextExt {
     pub n_endpoints: u32,
     /// Largest transfer of one work request, bytes.
     pub max_rdma_size: u32,
-    /// Bytes from the abort flag to the address of the first failure's [`Record`](crate::failure::Record), which is initially 0: the flag
-    /// is in the kernels' memory, and the record in the host's. An offset of 0: no record.
+    /// Bytes from the abort flag to the address of the first failure's [`Record`](crate::failure::Record), which is
+    /// initially 0: the flag is in the kernels' memory, and the record in the host's. An offset of 0: no record.
     pub failure_offset: u32,
     /// Same word as [`HandleHeader::abort_flag`].
     pub abort_flag: *mut u32,
     /// Nanoseconds after which a device API wait gives up; 0 means never. Kernels may change the word.
     pub timeout_ns: *mut u64,
-    /// The function that a CPU thread calls in each round of a wait on this context, until the context is destroyed. Null on a
-    /// GPU, and where the provider makes progress by itself.
+    /// The function that a CPU thread calls in each round of a wait on this context, until the context is destroyed.
+    /// Null on a GPU, and where the provider makes progress by itself.
     pub progress: Option<ProgressFn>,
     /// The argument of `progress`.
     pub progress_arg: *mut c_void,
-    /// The set of endpoints that a flush visits: the summary words, then the leaf words ([`used_words`]). Initially zero.
+    /// The set of endpoints that a flush visits: the summary words, then the leaf words ([`used_words`]). Initially
+    /// zero.
     pub used: *mut u64,
     /// Null where the card counts signals.
     pub emulated: *const EmulatedSignals,
@@ -134,8 +138,9 @@ assert_layout!(ContextExt, size 128, align 128, {
     progress @ 96, progress_arg @ 104, used @ 112, emulated @ 120,
 });
 
-/// A context's emulated signals: words of memory to which the receiver's signal proxy adds. The context then has no signal endpoints:
-/// [`Routes::n_signals`] and [`Routes::last_slot`] are 0, and all requests go to the peer's inbox, a receive-only queue pair.
+/// A context's emulated signals: words of memory to which the receiver's signal proxy adds. The context then has no
+/// signal endpoints: [`Routes::n_signals`] and [`Routes::last_slot`] are 0, and all requests go to the peer's inbox, a
+/// receive-only queue pair.
 #[repr(C, align(64))]
 #[derive(Debug, Clone, Copy)]
 pub struct EmulatedSignals {
@@ -191,7 +196,8 @@ assert_layout!(Target, size 8, align 8, { ah @ 0, qpn @ 2, qkey @ 4 });
 #[repr(C, align(16))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TargetWords {
-    /// First word of a write of one buffer, in phase 0; its request id is the peer's rank, with [`RANK_ID`] if the context isolates peers.
+    /// First word of a write of one buffer, in phase 0; its request id is the peer's rank, with [`RANK_ID`] if the
+    /// context isolates peers.
     pub head: u64,
     /// Upper half of the second word.
     pub second: u32,
@@ -200,8 +206,8 @@ pub struct TargetWords {
 }
 assert_layout!(TargetWords, size 16, align 16, { head @ 0, second @ 8, third @ 12 });
 
-/// The bit of a request's id that marks the rest of it as the peer's rank. In a context that isolates peers, this device code's requests
-/// have it. NCCL's device code uses the number of a thread, of which a block has fewer.
+/// The bit of a request's id that marks the rest of it as the peer's rank. In a context that isolates peers, this
+/// device code's requests have it. NCCL's device code uses the number of a thread, of which a block has fewer.
 pub const RANK_ID: u16 = 1 << 15;
 
 /// The bit of [`TargetWords::head`] that the host sets once the peer is lost, in a context that isolates peers.
@@ -315,15 +321,15 @@ assert_layout!(EndpointConfig, size 128, align 128, {
 /// The lowest bit of the `combining` policy's rung count in [`PostingState::state`].
 pub const STATE_RUNG_SHIFT: u32 = 32;
 
-/// The mutable part of an [`EndpointExt`]. Every cursor starts at the card's counter (0 on hardware), because posts are compared
-/// with completions modulo 2^31.
+/// The mutable part of an [`EndpointExt`]. Every cursor starts at the card's counter (0 on hardware), because posts are
+/// compared with completions modulo 2^31.
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct PostingState {
     /// Posting state of the `combining` policy: see `ferrogin-device-kernels`.
     pub state: AtomicU64,
-    /// `combining`: posts up to this number are admitted while the flush barrier equals the one stored with it. That starts one
-    /// below the first barrier, so that the first post inserts its endpoint into [`ContextExt::used`].
+    /// `combining`: posts up to this number are admitted while the flush barrier equals the one stored with it. That
+    /// starts one below the first barrier, so that the first post inserts its endpoint into [`ContextExt::used`].
     pub bound: AtomicU64,
     /// Flush barrier of the `locked` policy: posts from this index on wait until all earlier ones have completed.
     pub barrier: AtomicU32,
@@ -345,8 +351,9 @@ assert_layout!(PostingState, size 64, align 64, {
     reserved @ 40,
 });
 
-/// What the host says of an endpoint's failed requests, which are counted modulo 2^31 like everything that a card counts. Each half is read
-/// on its own. In a context that doesn't isolate peers, both are 0, and any failure ends the waits.
+/// What the host says of an endpoint's failed requests, which are counted modulo 2^31 like everything that a card
+/// counts. Each half is read on its own. In a context that doesn't isolate peers, both are 0, and any failure ends the
+/// waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[repr(C, align(8))]
 pub struct Losses {

@@ -1,4 +1,5 @@
-//! The record that tells the host which operation on a context failed first and why, its text, and the names of statuses.
+//! The record that tells the host which operation on a context failed first and why, its text, and the names of
+//! statuses.
 
 use crate::assert_layout;
 use core::fmt;
@@ -143,8 +144,8 @@ pub struct Failure {
 #[repr(C)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Record {
-    /// A byte each for status, function and kind of subject; the subject's number is the high half. [`Record::CLAIMED`] while the first
-    /// failed operation writes the other words; it writes this one last.
+    /// A byte each for status, function and kind of subject; the subject's number is the high half. [`Record::CLAIMED`]
+    /// while the first failed operation writes the other words; it writes this one last.
     pub head: u64,
     /// The count of a signal or counter, or how many there are.
     pub found: u64,

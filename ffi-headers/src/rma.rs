@@ -1,7 +1,8 @@
-//! The NCCL RMA plugin ABI: `ncclRma_v13_t` to `ncclRma_v16_t`, through which a NCCL host thread puts, gets and signals.
+//! The NCCL RMA plugin ABI: `ncclRma_v13_t` to `ncclRma_v16_t`, through which a NCCL host thread puts, gets and
+//! signals.
 //!
-//! Source: `src/include/plugin/rma/rma_v13.h` to `rma_v16.h` of NCCL 2.30.7, 2.31.2 and 2.32.3. C `bool` is `u8` here, because a foreign
-//! caller may pass any byte.
+//! Source: `src/include/plugin/rma/rma_v13.h` to `rma_v16.h` of NCCL 2.30.7, 2.31.2 and 2.32.3. C `bool` is `u8` here,
+//! because a foreign caller may pass any byte.
 
 use crate::assert_layout;
 use crate::nccl::{
@@ -59,7 +60,8 @@ pub type FlushFn = unsafe extern "C" fn(*mut c_void, c_int, *mut c_void, u32, *m
 /// `test(collComm, request, &done)`.
 pub type TestFn = unsafe extern "C" fn(*mut c_void, *mut c_void, *mut c_int) -> Result;
 
-/// The types of one version's `iput`, `iputSignal` and `iget`: first the arguments that all versions share, then the version's own.
+/// The types of one version's `iput`, `iputSignal` and `iget`: first the arguments that all versions share, then the
+/// version's own.
 macro_rules! operations {
     ($version:literal, $put:ident, $signal:ident, ($($strong:ty)?), ($($flags:ty)?)) => {
         #[doc = concat!(

@@ -1,7 +1,7 @@
 //! Names of ferrogin's environment variables. docs/settings.md describes them.
 //!
-//! The plugin warns about a `FERROGIN_` variable that is neither its own setting nor the host API's; `ferrogin doctor` warns about a
-//! variable that is in none of these lists.
+//! The plugin warns about a `FERROGIN_` variable that is neither its own setting nor the host API's; `ferrogin doctor`
+//! warns about a variable that is in none of these lists.
 
 /// Settings of the host plugin.
 pub const PLUGIN: [&str; 10] = [
@@ -17,8 +17,8 @@ pub const PLUGIN: [&str; 10] = [
     "FERROGIN_METRICS_INTERVAL",
 ];
 
-/// Settings for programs that use the host API: how long kernels wait, and how ranks meet where no launcher says. The plugin also takes
-/// the rank in its metrics file's name from them.
+/// Settings for programs that use the host API: how long kernels wait, and how ranks meet where no launcher says. The
+/// plugin also takes the rank in its metrics file's name from them.
 pub const HOST_API: [&str; 6] = [
     "FERROGIN_BOOTSTRAP",
     "FERROGIN_NODE",

@@ -1,5 +1,6 @@
-//! The protocol that emulates the GIN signals that EFA cards lack: strong signals, signals at an address in a window, and adds that become
-//! visible in a single step. It's shared by the device code that posts a signal and the signal proxy that applies it, and does no I/O.
+//! The protocol that emulates the GIN signals that EFA cards lack: strong signals, signals at an address in a window,
+//! and adds that become visible in a single step. It's shared by the device code that posts a signal and the signal
+//! proxy that applies it, and does no I/O.
 //!
 //! ```rust
 //! use ferrogin_ffi::signals::{Generation, Receiver, Route, Sender, Signal, Strength, Target, Vehicle};
@@ -20,12 +21,13 @@
 //! assert!(matches!(route, Ok(Some(Route::AfterCompletion(Vehicle::Write(_))))));
 //! ```
 //!
-//! The sender picks a route with [`Sender::route`]; the receiver decodes each completion with [`Receiver`] and adds once.
+//! The sender picks a route with [`Sender::route`]; the receiver decodes each completion with [`Receiver`] and adds
+//! once.
 
 use core::fmt;
 
-/// The number of a receiver's context, modulo 2^16. The receiver numbers its contexts in order of creation, and sends the number to
-/// its peers along with the queue pair's address.
+/// The number of a receiver's context, modulo 2^16. The receiver numbers its contexts in order of creation, and sends
+/// the number to its peers along with the queue pair's address.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Generation(u16);
 
@@ -193,7 +195,8 @@ pub struct Sender {
 impl Sender {
     /// Returns the route of a signal; `None` for an add of 0, which changes nothing.
     ///
-    /// A weak signal that doesn't fit in an immediate waits for its own put, which makes it stronger than it needs to be.
+    /// A weak signal that doesn't fit in an immediate waits for its own put, which makes it stronger than it needs to
+    /// be.
     ///
     /// # Errors
     /// The target doesn't exist, or is misaligned. Window bounds are up to the receiver to check.
@@ -226,8 +229,8 @@ const ADD_BITS: u32 = 12;
 const GENERATION_BITS: u32 = 4;
 const _: () = assert!(SIGNAL_BITS + ADD_BITS + GENERATION_BITS == u32::BITS);
 
-/// The 32-bit form of a signal: a write's immediate data. It carries an indexed signal below [`Self::MAX_SIGNALS`] with an amount from 1 to
-/// [`Self::MAX_ADD`]. Every bit pattern is valid.
+/// The 32-bit form of a signal: a write's immediate data. It carries an indexed signal below [`Self::MAX_SIGNALS`] with
+/// an amount from 1 to [`Self::MAX_ADD`]. Every bit pattern is valid.
 ///
 /// | bits | field |
 /// |---|---|
@@ -354,10 +357,12 @@ impl Message {
     }
 }
 
-/// Turns a completion into one add; what the receiver knows about one context. A completion's queue pair identifies the context.
+/// Turns a completion into one add; what the receiver knows about one context. A completion's queue pair identifies the
+/// context.
 ///
-/// A completion names one signal, and the card reports each completion once, so the receiver adds once per completion and keeps no
-/// per-sender state. What a signal covers has landed by then, because the sender posted the signal with it or after it completed.
+/// A completion names one signal, and the card reports each completion once, so the receiver adds once per completion
+/// and keeps no per-sender state. What a signal covers has landed by then, because the sender posted the signal with it
+/// or after it completed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Receiver {
     /// The generation of the context.
@@ -386,7 +391,8 @@ impl Receiver {
     /// Returns the signal of a send with these bytes. `window` looks up this rank's window by its key.
     ///
     /// # Errors
-    /// The bytes aren't a message, or it is for another context, or its rank or word doesn't exist. The caller then changes nothing.
+    /// The bytes aren't a message, or it is for another context, or its rank or word doesn't exist. The caller then
+    /// changes nothing.
     pub fn message(&self, bytes: &[u8], window: impl Fn(u32) -> Option<Region>) -> Result<Signal, Refusal> {
         let message = Message::from_bytes(bytes)?;
         if message.generation != self.generation {
@@ -409,9 +415,9 @@ impl Receiver {
 
 /// A queue pair's receives: how many the signal proxy posts.
 ///
-/// Every write with immediate data and every send consumes a posted receive. If none is posted, the receiver's card refuses the request
-/// and the sender's card retries it. So the posted receives are credits that all senders share, and no sender counts them. A completion
-/// queue with as many entries as there are receives never overflows.
+/// Every write with immediate data and every send consumes a posted receive. If none is posted, the receiver's card
+/// refuses the request and the sender's card retries it. So the posted receives are credits that all senders share, and
+/// no sender counts them. A completion queue with as many entries as there are receives never overflows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Receives {
     depth: u32,
@@ -420,8 +426,8 @@ pub struct Receives {
 }
 
 impl Receives {
-    /// Creates a queue of `depth` receives, none of them posted. They are reposted `batch` at a time, and at least half of the queue
-    /// stays posted while the signal proxy keeps up.
+    /// Creates a queue of `depth` receives, none of them posted. They are reposted `batch` at a time, and at least half
+    /// of the queue stays posted while the signal proxy keeps up.
     pub const fn new(depth: u32, batch: u32) -> Self {
         let most = if depth / 2 > 1 { depth / 2 } else { 1 };
         let batch = if batch == 0 {
@@ -451,7 +457,8 @@ impl Receives {
         }
     }
 
-    /// Returns how many receives the caller posts now. With `idle`, the batch needn't be full: the signal proxy is about to sleep.
+    /// Returns how many receives the caller posts now. With `idle`, the batch needn't be full: the signal proxy is
+    /// about to sleep.
     #[must_use]
     pub const fn refill(&mut self, idle: bool) -> u32 {
         let missing = self.depth - self.posted;

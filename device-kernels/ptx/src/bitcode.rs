@@ -1,7 +1,7 @@
 //! Bitcode that LLVM 19 and every later release reads, whichever release compiled it.
 //!
-//! LLVM reads older releases' bitcode, and no newer ones'. So the compiler writes the module as text, the names that LLVM 19 doesn't know are
-//! removed from it, and LLVM 19 assembles the rest.
+//! LLVM reads older releases' bitcode, and no newer ones'. So the compiler writes the module as text, the names that
+//! LLVM 19 doesn't know are removed from it, and LLVM 19 assembles the rest.
 
 use std::io::Write;
 use std::process::{Command, Stdio};

@@ -1,8 +1,8 @@
 //! Turns functions of the PTX module into a CUDA C++ header of inline assembly.
 //!
-//! Calling a linked function costs a kernel its register budget and about a hundred instructions for the ABI. The fast path is short and
-//! calls no function, so a kernel can have its instructions instead: the text of the function's body in a scope of its own, with moves for
-//! its parameters and results, which are 64-bit words.
+//! Calling a linked function costs a kernel its register budget and about a hundred instructions for the ABI. The fast
+//! path is short and calls no function, so a kernel can have its instructions instead: the text of the function's body
+//! in a scope of its own, with moves for its parameters and results, which are 64-bit words.
 
 use std::fmt::Write;
 
@@ -95,8 +95,8 @@ fn inline(name: &str, function: &str) -> Result<String, String> {
     Ok(text)
 }
 
-/// Turns a load through a generic pointer into a load from global memory, which holds everything a post reads. After a generic load, every
-/// fence has to order shared memory too.
+/// Turns a load through a generic pointer into a load from global memory, which holds everything a post reads. After a
+/// generic load, every fence has to order shared memory too.
 fn in_global_memory(line: String) -> String {
     match line.strip_prefix("ld.") {
         Some(rest) if rest.starts_with('b') || rest.starts_with('v') => format!("ld.global.{rest}"),

@@ -1,4 +1,5 @@
-//! Compiles the scenarios' kernels (scenarios/scenario-kernels): the programs with rustc, and their calls to gin.cuh with clang.
+//! Compiles the scenarios' kernels (scenarios/scenario-kernels): the programs with rustc, and their calls to gin.cuh
+//! with clang.
 
 use crate::{COMPILER_LINE, Compiler, GPU, ISA, REFRESH, SOURCE_LINE, SOURCES, source_hash};
 use std::path::Path;

@@ -7,7 +7,8 @@ pub mod kernels;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The oldest GPU with the required instructions (`st.mmio`, scoped fences): ptxas accepts such PTX for every later one.
+/// The oldest GPU with the required instructions (`st.mmio`, scoped fences): ptxas accepts such PTX for every later
+/// one.
 pub const GPU: &str = "sm_70";
 /// The first PTX ISA with `st.mmio`.
 pub const ISA: &str = "ptx82";
@@ -79,9 +80,11 @@ impl Compiler {
         }
     }
 
-    /// Compiles the module of a package that has a `ptx` feature, with `work` as the build directory. [`bitcode`] makes bitcode of its text form.
+    /// Compiles the module of a package that has a `ptx` feature, with `work` as the build directory. [`bitcode`] makes
+    /// bitcode of its text form.
     ///
-    /// Link-time optimisation makes it one module with nothing undefined, so the linker that rustc would run next isn't needed.
+    /// Link-time optimisation makes it one module with nothing undefined, so the linker that rustc would run next isn't
+    /// needed.
     pub fn compile(&self, root: &Path, work: &Path, package: &str) -> Result<Module, String> {
         let mut command = Command::new(&self.cargo);
         for (name, _) in std::env::vars_os() {
@@ -196,7 +199,8 @@ const BITCODE_LINE: &str = "// bitcode: ";
 /// Prefix of the line with the compiler.
 pub const COMPILER_LINE: &str = "// compiler: ";
 
-/// Returns the PTX as a file: where it comes from and the hash of the bitcode that was made with it, if any; then the PTX.
+/// Returns the PTX as a file: where it comes from and the hash of the bitcode that was made with it, if any; then the
+/// PTX.
 pub fn with_provenance(ptx: &str, bitcode: Option<&[u8]>, source: u64, compiler: &str) -> String {
     let bitcode = bitcode
         .map_or(String::new(), |bitcode| format!("{BITCODE_LINE}{:016x}\n", fnv(FNV_START, bitcode.iter().copied())));

@@ -18,8 +18,9 @@ const ENTRIES: usize = 15;
 
 /// A flush begun by [`Context::flush_async`]; `fgin_request` in C.
 ///
-/// It has an entry for each endpoint with incomplete posts: the number that the endpoint must reach. If there are more such endpoints than
-/// entries, the wait flushes the others, and so also waits for what was posted there in the meantime.
+/// It has an entry for each endpoint with incomplete posts: the number that the endpoint must reach. If there are more
+/// such endpoints than entries, the wait flushes the others, and so also waits for what was posted there in the
+/// meantime.
 #[derive(Debug, Clone, Copy, Default)]
 #[repr(C)]
 pub struct FlushRequest {
@@ -39,8 +40,9 @@ struct Entry {
 }
 
 impl<'a> Context<'a> {
-    /// Waits until every earlier post on this context has completed. After that, sources may be reused, gets have arrived, and signals
-    /// raised from now on come after those posts. The wait ends even if other threads keep posting.
+    /// Waits until every earlier post on this context has completed. After that, sources may be reused, gets have
+    /// arrived, and signals raised from now on come after those posts. The wait ends even if other threads keep
+    /// posting.
     ///
     /// # Errors
     ///
@@ -49,8 +51,8 @@ impl<'a> Context<'a> {
         self.flush_part(0, 1)
     }
 
-    /// Does thread `rank`'s part of a flush by `size` threads: every `size`th endpoint, among those that may have incomplete posts. The
-    /// flush has ended once all threads have done their parts.
+    /// Does thread `rank`'s part of a flush by `size` threads: every `size`th endpoint, among those that may have
+    /// incomplete posts. The flush has ended once all threads have done their parts.
     ///
     /// # Errors
     ///
@@ -70,8 +72,8 @@ impl<'a> Context<'a> {
         self.flush_within(first, rank, size, true, self).into()
     }
 
-    /// [`Context::flush_part`], inlined and with other limits. `rank` is below `size`. Without `rings_all`, a loss leaves deferred posts to
-    /// the next flush.
+    /// [`Context::flush_part`], inlined and with other limits. `rank` is below `size`. Without `rings_all`, a loss
+    /// leaves deferred posts to the next flush.
     #[inline(always)]
     pub(super) fn flush_within(
         &self,
@@ -96,8 +98,8 @@ impl<'a> Context<'a> {
         used_set(self.ext).visit(None, true, outcome).into()
     }
 
-    /// Waits like [`Context::flush`], but doesn't report losses: every earlier post has completed, or failed because its peer is lost. Differs
-    /// only in a context that isolates peers.
+    /// Waits like [`Context::flush`], but doesn't report losses: every earlier post has completed, or failed because
+    /// its peer is lost. Differs only in a context that isolates peers.
     ///
     /// # Errors
     ///
@@ -120,8 +122,8 @@ impl<'a> Context<'a> {
     /// Returns whether NCCL's device API has left doorbells to a later request, and clears the mark.
     pub(crate) fn take_waiting(&self) -> bool {
         let word = self.ext.routes.dev.wrapping_byte_add(offset_of!(DevHandle, scratch_pad)).cast();
-        // SAFETY: a 4-aligned word of the handle, which the plugin keeps as long as the context. NCCL's code doesn't use it, and ferrogin's
-        // accesses are atomic.
+        // SAFETY: a 4-aligned word of the handle, which the plugin keeps as long as the context. NCCL's code doesn't
+        // use it, and ferrogin's accesses are atomic.
         let word = unsafe { AtomicU32::from_ptr(word) };
         // Acquire: the requests that the word stands for are marked.
         word.compare_exchange(1, 0, Ordering::Acquire, Ordering::Relaxed).is_ok()
@@ -139,7 +141,8 @@ impl<'a> Context<'a> {
         self.endpoint(i).flush(self.ext.policy, at, Settling(self)).into()
     }
 
-    /// Waits until every earlier post on this context has ended, but not for later posts. Deferred posts are rung first.
+    /// Waits until every earlier post on this context has ended, but not for later posts. Deferred posts are rung
+    /// first.
     #[cold]
     #[inline(never)]
     pub(super) fn settle_earlier(self) -> Result<(), Status> {
@@ -153,8 +156,8 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Begins a flush of every earlier post on this context, and rings aggregated ones. The flush has ended once [`Context::wait_flush`]
-    /// returns.
+    /// Begins a flush of every earlier post on this context, and rings aggregated ones. The flush has ended once
+    /// [`Context::wait_flush`] returns.
     ///
     /// # Errors
     ///
@@ -187,8 +190,8 @@ impl<'a> Context<'a> {
         Ok(request)
     }
 
-    /// Waits until the posts of `request` have completed, but not for later posts. The wait ends even if other threads keep posting. Any
-    /// thread may call it, any number of times.
+    /// Waits until the posts of `request` have completed, but not for later posts. The wait ends even if other threads
+    /// keep posting. Any thread may call it, any number of times.
     ///
     /// # Errors
     ///
@@ -241,8 +244,8 @@ impl<'a> Context<'a> {
             .ok_or(Status::InvalidArgument)
     }
 
-    /// Returns how often signal `id` was raised since its last reset, modulo 2^31; if signals are emulated, the sum of the amounts, modulo
-    /// 2^64.
+    /// Returns how often signal `id` was raised since its last reset, modulo 2^31; if signals are emulated, the sum of
+    /// the amounts, modulo 2^64.
     ///
     /// # Errors
     ///
@@ -254,8 +257,8 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Waits until signal `id` has been raised at least `least` times since its last reset. The comparison is modulo 2^31, so `least` may
-    /// keep counting past a wrap. Emulated signals are compared as 64-bit numbers.
+    /// Waits until signal `id` has been raised at least `least` times since its last reset. The comparison is modulo
+    /// 2^31, so `least` may keep counting past a wrap. Emulated signals are compared as 64-bit numbers.
     ///
     /// # Errors
     ///
@@ -267,8 +270,8 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Resets signal `id` to 0. The caller makes sure that no signal is in flight: one that arrives meanwhile lands either before the
-    /// reset, and is lost, or after it.
+    /// Resets signal `id` to 0. The caller makes sure that no signal is in flight: one that arrives meanwhile lands
+    /// either before the reset, and is lost, or after it.
     ///
     /// # Errors
     ///
@@ -336,7 +339,8 @@ impl<'a> Context<'a> {
         Ok(self.count(offset_of!(DevHandle, counter_handles), id, FIRST_COUNTER))
     }
 
-    /// Returns count `id`, which exists, from the device handle's list at that offset. The counts' endpoints start at `first`.
+    /// Returns count `id`, which exists, from the device handle's list at that offset. The counts' endpoints start at
+    /// `first`.
     #[inline(always)]
     fn count(&self, list: usize, id: u32, first: u32) -> EventCount<'a> {
         let list = self.ext.routes.dev.wrapping_byte_add(list).cast::<*mut *mut CounterHandle>();
@@ -346,7 +350,8 @@ impl<'a> Context<'a> {
         let handle = unsafe { *handles.wrapping_add(id as usize) };
         // SAFETY: the plugin keeps the handle, constant in this field, as long as the context.
         let count = unsafe { (*handle).cntr_value };
-        // SAFETY: the plugin made the count 8-aligned and keeps it with the context; host and kernels only access it atomically.
+        // SAFETY: the plugin made the count 8-aligned and keeps it with the context; host and kernels only access it
+        // atomically.
         let count = unsafe { AtomicU64::from_ptr(count) };
         let reset_at = handle.wrapping_byte_add(offset_of!(CounterHandle, cntr_offset)).cast();
         // SAFETY: an 8-aligned field (the layout is asserted) of the handle; kernels only access it atomically.

@@ -1,8 +1,10 @@
-//! Signals that are words in the peer's memory, which the peer's signal proxy adds to. [`ferrogin_ffi::signals`] describes the protocol.
+//! Signals that are words in the peer's memory, which the peer's signal proxy adds to. [`ferrogin_ffi::signals`]
+//! describes the protocol.
 //!
-//! They all go to the peer's inbox, a receive-only queue pair. A weak signal that fits in an immediate travels with its own put: the call
-//! behind the fast path posts both as one request. Any other signal is a request of its own on this rank's data endpoint, posted once
-//! everything it covers has completed: its own put or, with [`Flags::STRONG`], every earlier operation of the context.
+//! They all go to the peer's inbox, a receive-only queue pair. A weak signal that fits in an immediate travels with its
+//! own put: the call behind the fast path posts both as one request. Any other signal is a request of its own on this
+//! rank's data endpoint, posted once everything it covers has completed: its own put or, with [`Flags::STRONG`], every
+//! earlier operation of the context.
 
 use super::operation::{Arguments, Kind, Operation};
 use super::tables::Tables;
@@ -25,13 +27,13 @@ pub(super) enum Word {
 }
 
 impl<'a> Context<'a> {
-    /// Writes bytes like [`Context::put`], with a signal in a window's memory: adds `amount` to the 8 bytes at `word` on `peer`. `counter`
-    /// names a counter or nothing.
+    /// Writes bytes like [`Context::put`], with a signal in a window's memory: adds `amount` to the 8 bytes at `word`
+    /// on `peer`. `counter` names a counter or nothing.
     ///
     /// # Errors
     ///
-    /// As for [`Context::put`]; also [`Status::InvalidArgument`] if `word` isn't a multiple of 8 or `counter` names a signal, and
-    /// [`Status::Unsupported`] if the card counts the context's signals.
+    /// As for [`Context::put`]; also [`Status::InvalidArgument`] if `word` isn't a multiple of 8 or `counter` names a
+    /// signal, and [`Status::Unsupported`] if the card counts the context's signals.
     #[allow(clippy::too_many_arguments)]
     pub fn put_signal_at(
         &self,
@@ -148,7 +150,8 @@ impl<'a> Context<'a> {
         if !has_put {
             return self.post(poster, flags, flags.is_aggregate(), wqe);
         }
-        // On the data endpoint, as a counter counts only the put, and rung: the next plain operation on the put's queue wouldn't ring it.
+        // On the data endpoint, as a counter counts only the put, and rung: the next plain operation on the put's queue
+        // wouldn't ring it.
         self.post(self.endpoint(DATA), flags, false, wqe)
     }
 
@@ -158,12 +161,13 @@ impl<'a> Context<'a> {
         if id >= emulated.n_signals {
             return Err(Status::InvalidArgument);
         }
-        // SAFETY: the plugin made `n_signals` of these words for the context's life, 8-aligned; the signal proxy and kernels only access
-        // them atomically.
+        // SAFETY: the plugin made `n_signals` of these words for the context's life, 8-aligned; the signal proxy and
+        // kernels only access them atomically.
         Ok(unsafe { AtomicU64::from_ptr(emulated.words.wrapping_add(id as usize)) })
     }
 
-    /// Waits until the word of signal `id` is at least `least`. Each round rings deferred posts, on which the signal may depend.
+    /// Waits until the word of signal `id` is at least `least`. Each round rings deferred posts, on which the signal
+    /// may depend.
     #[cold]
     #[inline(never)]
     pub(super) fn wait_signal_word(&self, id: u32, least: u64) -> Result<(), Status> {

@@ -1,9 +1,9 @@
 //! The fast path, and the two calls behind it.
 //!
-//! The usual operation is one work request that finds room in its queue and no other poster at the doorbell. The fast path posts it with
-//! straight-line code, which kernels inline. If the request needs a rare step, [`fgin_continue`] makes it; if the operation doesn't take
-//! the fast path, [`fgin_fallback`] carries it out. Both take what the fast path has looked up, in the registers of a call: with the
-//! operation's own arguments, a kernel would need a stack.
+//! The usual operation is one work request that finds room in its queue and no other poster at the doorbell. The fast
+//! path posts it with straight-line code, which kernels inline. If the request needs a rare step, [`fgin_continue`]
+//! makes it; if the operation doesn't take the fast path, [`fgin_fallback`] carries it out. Both take what the fast
+//! path has looked up, in the registers of a call: with the operation's own arguments, a kernel would need a stack.
 
 use super::Context;
 use super::failure::{self, About};
@@ -17,14 +17,15 @@ use core::ffi::c_int;
 use ferrogin_ffi::ext::{EndpointExt, MAX_TARGETS};
 use ferrogin_ffi::failure::function_number;
 
-/// What the fast path has looked up, and what is to be done with it. [`fgin_continue`] and [`fgin_fallback`] take the fields as arguments.
+/// What the fast path has looked up, and what is to be done with it. [`fgin_continue`] and [`fgin_fallback`] take the
+/// fields as arguments.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct Continuation {
     /// What is to be done.
     pub next: NextStep,
-    /// For [`fgin_continue`], the [`Unfinished::word`]. For [`fgin_fallback`], the slots of the [`Action`], and above them the high half
-    /// of the bytes.
+    /// For [`fgin_continue`], the [`Unfinished::word`]. For [`fgin_fallback`], the slots of the [`Action`], and above
+    /// them the high half of the bytes.
     pub word: u64,
     /// The local endpoint.
     pub poster: *const EndpointExt,
@@ -36,8 +37,8 @@ pub struct Continuation {
     pub keys: u64,
 }
 
-/// What is to be done: a step (3 bits), the operation's kind (2 bits), the aggregate flag, and the index of its target or, for
-/// [`fgin_fallback`], its peer (26 bits).
+/// What is to be done: a step (3 bits), the operation's kind (2 bits), the aggregate flag, and the index of its target
+/// or, for [`fgin_fallback`], its peer (26 bits).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(transparent)]
 pub struct NextStep(u64);
@@ -206,8 +207,8 @@ fn finish(endpoint: Endpoint<'_>, operation: Operation, next: NextStep, word: u6
     combining::finish(endpoint, context, unfinished, aggregate, |idx| endpoint.place(wqe, idx))
 }
 
-/// Carries out an operation that doesn't take the fast path. The arguments are the fields of its [`Continuation`], and the low half of its
-/// size.
+/// Carries out an operation that doesn't take the fast path. The arguments are the fields of its [`Continuation`], and
+/// the low half of its size.
 ///
 /// # Safety
 ///

@@ -1,5 +1,6 @@
-//! The functions that kernels inline (`ferrogin/fast_path.cuh`). `fgin_fast_*` post one request in GPU or CTA mode, raise its signal by one,
-//! and call no other function. [`NextStep`](super::fast_path::NextStep) says which call the kernel has to make then, if any.
+//! The functions that kernels inline (`ferrogin/fast_path.cuh`). `fgin_fast_*` post one request in GPU or CTA mode,
+//! raise its signal by one, and call no other function. [`NextStep`](super::fast_path::NextStep) says which call the
+//! kernel has to make then, if any.
 
 use super::completion::FlushLimits;
 use super::fast_path::Continuation;
@@ -98,9 +99,9 @@ pub unsafe extern "C" fn fgin_fast_signal(
     start(ctx, Kind::Signal, peer, (name(has_signal, signal), Name::NONE), (NOWHERE, NOWHERE, 0), flags)
 }
 
-/// Does thread `rank`'s part of a flush by `size` threads. Besides the context's abort flag, a non-zero word at `abort`, if that isn't
-/// null, ends it. So does time: `clock` 0 means no limit, 1 the context's time limit, and 2 `limit` cycles of the processor's clock.
-/// Returns a [`Status`](crate::Status) as a number.
+/// Does thread `rank`'s part of a flush by `size` threads. Besides the context's abort flag, a non-zero word at
+/// `abort`, if that isn't null, ends it. So does time: `clock` 0 means no limit, 1 the context's time limit, and 2
+/// `limit` cycles of the processor's clock. Returns a [`Status`](crate::Status) as a number.
 ///
 /// # Safety
 ///

@@ -140,7 +140,8 @@ pub(super) struct Resolved<'a> {
     values: ValueConfig,
     /// Whether it takes the fast path.
     pub(super) is_fast: bool,
-    /// Whether peer, counter, size or a window is out of range. The slow path carries out everything else that isn't fast.
+    /// Whether peer, counter, size or a window is out of range. The slow path carries out everything else that isn't
+    /// fast.
     pub(super) is_invalid: bool,
 }
 

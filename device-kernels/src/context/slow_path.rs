@@ -1,5 +1,5 @@
-//! The slow path: the `locked` policy, transfers of no bytes or of more than one work request, signals raised by more than one, and
-//! emulated signals.
+//! The slow path: the `locked` policy, transfers of no bytes or of more than one work request, signals raised by more
+//! than one, and emulated signals.
 
 use super::emulated::Word;
 use super::operation::Operation;
@@ -12,7 +12,8 @@ use crate::status::Status;
 use ferrogin_ffi::ext::POLICY_COMBINING;
 
 impl Context<'_> {
-    /// Carries out a whole operation that [is not invalid](super::operation::Resolved::is_invalid): peer and counter exist.
+    /// Carries out a whole operation that [is not invalid](super::operation::Resolved::is_invalid): peer and counter
+    /// exist.
     #[cold]
     #[inline(never)]
     pub(super) fn carry_out(self, operation: Operation) -> Result<(), Status> {
@@ -26,8 +27,9 @@ impl Context<'_> {
         }
     }
 
-    /// Posts an operation whose signal the card counts. The counter ticks once per write, so a signal raised by `n` takes `n - 1` extra
-    /// empty writes. They share a doorbell, and the write's endpoint unless that endpoint is a counter's.
+    /// Posts an operation whose signal the card counts. The counter ticks once per write, so a signal raised by `n`
+    /// takes `n - 1` extra empty writes. They share a doorbell, and the write's endpoint unless that endpoint is a
+    /// counter's.
     pub(super) fn post_counted(self, tables: Tables<'_>, operation: Operation) -> Result<(), Status> {
         let Operation { kind, peer, named, flags, .. } = operation;
         let route = tables.route(peer, named, kind.plain_endpoint())?;
@@ -52,8 +54,8 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// Posts what doesn't fit in one work request on the data endpoint, without the action, and returns the last part, which carries the
-    /// action once the first parts have completed.
+    /// Posts what doesn't fit in one work request on the data endpoint, without the action, and returns the last part,
+    /// which carries the action once the first parts have completed.
     fn post_first_parts(self, tables: Tables<'_>, mut operation: Operation) -> Result<Operation, Status> {
         let largest = self.ext.max_rdma_size.into();
         if operation.bytes <= largest {

@@ -63,7 +63,8 @@ impl Named {
         Named { signal: Name::NONE, amount: 0, ..self }
     }
 
-    /// Returns the signal's id, if one is named. The largest id stands for every id without a slot, and becomes one that no context has.
+    /// Returns the signal's id, if one is named. The largest id stands for every id without a slot, and becomes one
+    /// that no context has.
     pub(super) fn signal_id(self) -> Option<u32> {
         let id = if self.signal.id == LARGEST { u32::MAX } else { self.signal.id };
         self.signal.exists.then_some(id)
@@ -98,15 +99,16 @@ pub(super) struct Route {
 
 /// The tables of a context.
 ///
-/// A post loads everything it needs before it checks its arguments: a branch before a load would cost a GPU a round trip to memory. If an
-/// argument is out of range, the place it leads to is replaced with one that exists.
+/// A post loads everything it needs before it checks its arguments: a branch before a load would cost a GPU a round
+/// trip to memory. If an argument is out of range, the place it leads to is replaced with one that exists.
 #[derive(Clone, Copy)]
 pub(super) struct Tables<'a>(pub(super) Routes, PhantomData<Context<'a>>);
 
 impl<'a> Context<'a> {
     #[inline(always)]
     pub(super) fn tables(&self) -> Tables<'a> {
-        // SAFETY: the plugin filled the struct and keeps it constant as long as the context; its layout guarantees the alignment.
+        // SAFETY: the plugin filled the struct and keeps it constant as long as the context; its layout guarantees the
+        // alignment.
         Tables(unsafe { constant::load(&raw const self.ext.routes) }, PhantomData)
     }
 
@@ -114,14 +116,15 @@ impl<'a> Context<'a> {
     #[inline(always)]
     pub(super) fn endpoint(&self, i: u32) -> Endpoint<'a> {
         debug_assert!(i < self.ext.n_endpoints);
-        // SAFETY: the plugin made `n_endpoints` of them for the context's lifetime, and callers have checked the ids that indices come
-        // from.
+        // SAFETY: the plugin made `n_endpoints` of them for the context's lifetime, and callers have checked the ids
+        // that indices come from.
         unsafe { Endpoint::from_ptr(self.ext.routes.endpoints.wrapping_add(i as usize)) }
     }
 }
 
 impl<'a> Tables<'a> {
-    /// Checks peer and names, and chooses the route. `plain` is the endpoint for operations that name neither signal nor counter.
+    /// Checks peer and names, and chooses the route. `plain` is the endpoint for operations that name neither signal
+    /// nor counter.
     #[inline(always)]
     pub(super) fn route(self, peer: u32, named: Named, plain: u32) -> Result<Route, Status> {
         let route = self.try_route(peer, named, plain);
@@ -162,8 +165,9 @@ impl<'a> Tables<'a> {
     /// Returns the target at a route's index.
     #[inline(always)]
     pub(super) fn target(self, index: u32) -> Target {
-        // SAFETY: `try_route` has bounded peer and slot, and the table has an aligned entry for each pair of them, as long as the context.
-        // The host changes nothing in it but the mark of a lost rank, whose byte no other load takes part of.
+        // SAFETY: `try_route` has bounded peer and slot, and the table has an aligned entry for each pair of them, as
+        // long as the context. The host changes nothing in it but the mark of a lost rank, whose byte no other load
+        // takes part of.
         Target(unsafe { constant::load(element(self.0.targets, index)) })
     }
 
@@ -178,8 +182,8 @@ impl<'a> Tables<'a> {
     pub(super) fn local(self, span: Span, valid: bool) -> Sge {
         let handle = self.peers(span).cast::<MrHandle>().wrapping_sub(1);
         let handle = if valid { handle } else { self.0.scratch };
-        // SAFETY: the plugin places an aligned handle before the peers' entries and keeps it constant while the window is registered, for
-        // which the operation's caller vouches. It keeps the scratch memory's handle constant too.
+        // SAFETY: the plugin places an aligned handle before the peers' entries and keeps it constant while the window
+        // is registered, for which the operation's caller vouches. It keeps the scratch memory's handle constant too.
         let handle = unsafe { constant::load(handle) };
         Sge { addr: handle.local_addr.wrapping_add(span.offset), lkey: handle.lkey, length: 0 }
     }
@@ -189,8 +193,9 @@ impl<'a> Tables<'a> {
     pub(super) fn remote(self, span: Span, peer: u32, valid: bool) -> Remote {
         let entry = element(self.peers(span), peer);
         let entry = if valid { entry } else { self.0.scratch.cast() };
-        // SAFETY: the plugin places an aligned entry for each rank after the handle and keeps it constant while the window is registered,
-        // for which the operation's caller vouches; the scratch memory's handle is as long as an entry.
+        // SAFETY: the plugin places an aligned entry for each rank after the handle and keeps it constant while the
+        // window is registered, for which the operation's caller vouches; the scratch memory's handle is as long as an
+        // entry.
         let entry = unsafe { constant::load(entry) };
         Remote { addr: entry.remote_addr.wrapping_add(span.offset), rkey: entry.rkey }
     }

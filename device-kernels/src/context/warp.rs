@@ -1,5 +1,5 @@
-//! Operations by several lanes of a warp, each with its own arguments. Lanes whose requests go to the same endpoint form a group, which
-//! posts them with one reservation, one fence and one doorbell.
+//! Operations by several lanes of a warp, each with its own arguments. Lanes whose requests go to the same endpoint
+//! form a group, which posts them with one reservation, one fence and one doorbell.
 //!
 //! An invalid argument fails only its lane. Under the `locked` policy every lane posts alone.
 
@@ -14,12 +14,13 @@ use crate::post::combining::run::{Run, admit_run, reserve_run, ring_run};
 use crate::status::Status;
 
 impl Context<'_> {
-    /// Posts one operation for each of `lanes`, which make the call together, each with its own arguments and its own result. In sharing
-    /// mode THREAD, no thread but these lanes may use the context meanwhile.
+    /// Posts one operation for each of `lanes`, which make the call together, each with its own arguments and its own
+    /// result. In sharing mode THREAD, no thread but these lanes may use the context meanwhile.
     ///
     /// # Errors
     ///
-    /// As for [`Context::put`]. An invalid argument fails only its own lane; a failed wait for room fails every lane that waited.
+    /// As for [`Context::put`]. An invalid argument fails only its own lane; a failed wait for room fails every lane
+    /// that waited.
     #[inline(always)]
     pub fn post_by_lanes(&self, lanes: Lanes, arguments: Arguments) -> Result<(), Status> {
         post_in_groups(Some(*self), lanes, arguments)
@@ -89,7 +90,8 @@ fn post(group: Lanes, poster: Endpoint<'_>, aggregate: bool, request: impl Encod
     }
 }
 
-/// The bit in the leader's message that says a wait for room failed, with its status. Otherwise the message is a part's length.
+/// The bit in the leader's message that says a wait for room failed, with its status. Otherwise the message is a part's
+/// length.
 const FAILED: u32 = 1 << 31;
 
 /// Out of line, so that the module has one copy for all operations.

@@ -1,8 +1,8 @@
-//! The exclusive form of `combining`, for sharing mode THREAD: no other thread uses the endpoint during the call, so no read-modify-write
-//! is needed, and every reserved request is ready.
+//! The exclusive form of `combining`, for sharing mode THREAD: no other thread uses the endpoint during the call, so no
+//! read-modify-write is needed, and every reserved request is ready.
 //!
-//! It leaves the words of [`combining`](super::combining) in the same state, so calls in this mode and in others may follow one another.
-//! Nothing is reserved before there's room, so an error leaves no hole.
+//! It leaves the words of [`combining`](super::combining) in the same state, so calls in this mode and in others may
+//! follow one another. Nothing is reserved before there's room, so an error leaves no hole.
 
 use super::combining::pass::{all_rung, ready_bit, ring, rung};
 use super::combining::room::{check_room, has_room, insert_used};

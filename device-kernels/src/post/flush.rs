@@ -1,10 +1,11 @@
 //! A flush of one endpoint, under either policy, in rounds.
 //!
-//! A flush raises the policy's barrier to the next post's number, and ends when the count has reached that number. A round never waits for
-//! another thread, so the caller's loop over the rounds decides how long a flush waits.
+//! A flush raises the policy's barrier to the next post's number, and ends when the count has reached that number. A
+//! round never waits for another thread, so the caller's loop over the rounds decides how long a flush waits.
 //!
-//! In a context that isolates peers, failed requests count too. A flush that reports losses then waits for the host, which either ends all
-//! waits with [`STOP_LOST`](ferrogin_ffi::ext::STOP_LOST), once it knows the lost rank, or says that the program has acknowledged the failures.
+//! In a context that isolates peers, failed requests count too. A flush that reports losses then waits for the host,
+//! which either ends all waits with [`STOP_LOST`](ferrogin_ffi::ext::STOP_LOST), once it knows the lost rank, or says
+//! that the program has acknowledged the failures.
 
 use super::combining::{self, CombiningQueue};
 use super::locked::{self, LockedQueue};
@@ -19,11 +20,12 @@ use ferrogin_ffi::ext::Losses;
 pub trait FlushQueue: CombiningQueue + LockedQueue {}
 impl<Q: CombiningQueue + LockedQueue> FlushQueue for Q {}
 
-/// Runs one round of a flush, which rings what is ready. `at` is the number that the count has to reach, or `None` if the flush hasn't
-/// begun. Another round may follow as long as the flush [waits](Outcome::WAITS).
+/// Runs one round of a flush, which rings what is ready. `at` is the number that the count has to reach, or `None` if
+/// the flush hasn't begun. Another round may follow as long as the flush [waits](Outcome::WAITS).
 #[inline(always)]
 pub fn round<Q: FlushQueue>(queue: Q, by_lock: bool, reports_losses: bool, at: &mut Option<u32>) -> Outcome {
-    // The counts are read before the cursor. In the other order, completions of later posts would count as earlier ones.
+    // The counts are read before the cursor. In the other order, completions of later posts would count as earlier
+    // ones.
     let (has_failures, completed) = (queue.has_failures(), queue.completed());
     let failures = if has_failures { queue.failures() } else { 0 };
     let completed = completed.wrapping_add(failures);
@@ -40,8 +42,8 @@ pub fn round<Q: FlushQueue>(queue: Q, by_lock: bool, reports_losses: bool, at: &
         None if by_lock => locked::begin_flush(queue, completed, at),
         None => combining::begin_flush(queue, completed, now, at),
         Some(at) => {
-            // No post from the barrier at `at` on is admitted before the count has reached it, so the count proves that every earlier post
-            // has completed. The cursor isn't behind either of them.
+            // No post from the barrier at `at` on is admitted before the count has reached it, so the count proves that
+            // every earlier post has completed. The cursor isn't behind either of them.
             let (cursor, _) = combining::halves(now);
             let has_reached = outstanding(cursor, completed) <= cursor.wrapping_sub(at);
             if has_reached { Outcome::COMPLETED } else { Outcome::WAITS }
@@ -54,8 +56,8 @@ pub fn round<Q: FlushQueue>(queue: Q, by_lock: bool, reports_losses: bool, at: &
     if reports_losses && failed > Losses::ISOLATES { Outcome::WAITS } else { outcome }
 }
 
-/// Runs rounds until the flush has ended: every post made before its first round has completed. The wait ends even if other threads keep
-/// posting.
+/// Runs rounds until the flush has ended: every post made before its first round has completed. The wait ends even if
+/// other threads keep posting.
 #[inline(always)]
 pub fn flush<Q: FlushQueue>(queue: Q, by_lock: bool, mut at: Option<u32>, limits: impl Limit) -> Outcome {
     let mut spin = Spin::new(limits);

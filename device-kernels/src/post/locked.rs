@@ -1,8 +1,8 @@
-//! The `locked` policy: the whole post runs under the endpoint's `sq_lock`. An aggregated post leaves its work request pending. This policy
-//! is the simple reference, and the benchmarks' baseline.
+//! The `locked` policy: the whole post runs under the endpoint's `sq_lock`. An aggregated post leaves its work request
+//! pending. This policy is the simple reference, and the benchmarks' baseline.
 //!
-//! NCCL's cursors don't cover pending requests. Before NCCL's device code posts on an endpoint, a plain post or a flush must have rung
-//! them.
+//! NCCL's cursors don't cover pending requests. Before NCCL's device code posts on an endpoint, a plain post or a flush
+//! must have rung them.
 
 use super::outcome::Outcome;
 use super::{EncodeWqe, MAX_BATCH, Queue, max_outstanding, outstanding, pause};
@@ -10,7 +10,8 @@ use crate::status::Status;
 use crate::sync::{AtomicU32, Ordering};
 use crate::wait::{Limit, Spin};
 
-/// A queue whose cursors the lock guards. Any thread may call `next` and `pending`; only the thread that holds the lock calls the others.
+/// A queue whose cursors the lock guards. Any thread may call `next` and `pending`; only the thread that holds the lock
+/// calls the others.
 pub trait LockedQueue: Queue {
     /// Returns the next post's number: `pc` plus what is pending beyond it.
     fn next(&self) -> u32;
@@ -35,8 +36,8 @@ pub struct Words<'a> {
     pub used: &'a AtomicU32,
 }
 
-/// Releases the lock on drop. The fence orders requests and doorbell before those of the next thread to take the lock, for the card too: a
-/// poster that rings a deferred request fences only its own stores.
+/// Releases the lock on drop. The fence orders requests and doorbell before those of the next thread to take the lock,
+/// for the card too: a poster that rings a deferred request fences only its own stores.
 struct LockGuard<'a, Q: Queue>(Q, &'a AtomicU32);
 
 impl<Q: Queue> Drop for LockGuard<'_, Q> {
@@ -66,8 +67,8 @@ fn lock<'a, Q: Queue>(queue: Q, words: Words<'a>, limits: impl Limit) -> Result<
     }
 }
 
-/// Posts one work request, which `wqe` encodes into its slot. Nothing is reserved before the request is admitted, so an error
-/// leaves no hole.
+/// Posts one work request, which `wqe` encodes into its slot. Nothing is reserved before the request is admitted, so an
+/// error leaves no hole.
 ///
 /// # Errors
 /// The reason a wait for the lock or for room ended.
@@ -83,7 +84,8 @@ pub fn post<Q: LockedQueue>(queue: Q, limits: impl Limit, aggregate: bool, wqe: 
             || takes_failures() && outstanding(idx, queue.completed().wrapping_add(queue.failures())) <= limit
     };
     let is_batch_full = idx.wrapping_sub(queue.published()) >= queue.max_batch();
-    // Without this check, a ring that never fills would take posts forever after an error, and the error's completion would be overwritten.
+    // Without this check, a ring that never fills would take posts forever after an error, and the error's completion
+    // would be overwritten.
     let must_check = idx.is_multiple_of(MAX_BATCH.min(queue.sq_size())) && !takes_failures();
     if is_batch_full || must_check || !has_room() {
         ring(queue);
@@ -130,7 +132,8 @@ pub fn ring_ready<Q: LockedQueue>(queue: Q, limits: impl Limit) -> Result<(), St
     Ok(())
 }
 
-/// Begins a flush unless another thread holds the lock: rings what is pending, and raises the barrier to the next post's number.
+/// Begins a flush unless another thread holds the lock: rings what is pending, and raises the barrier to the next
+/// post's number.
 #[inline(always)]
 pub(super) fn begin_flush<Q: LockedQueue>(queue: Q, completed: u32, at: &mut Option<u32>) -> Outcome {
     let words = queue.lock_words();

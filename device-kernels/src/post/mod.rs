@@ -1,19 +1,20 @@
 //! Posting: the policies `combining`, with its single-thread form [`exclusive`], and `locked`, over one trait.
 //!
-//! A policy takes a work request from reservation to doorbell. It answers three questions: when a ring slot or a value slot may be written
-//! again, when every post before a flush has completed, and which poster rings. They are hard because the card completes requests in any
-//! order and only counts completions.
+//! A policy takes a work request from reservation to doorbell. It answers three questions: when a ring slot or a value
+//! slot may be written again, when every post before a flush has completed, and which poster rings. They are hard
+//! because the card completes requests in any order and only counts completions.
 //!
-//! Both policies rely on admission. Let `idx` be a post's number on its endpoint, and `C` the card's count of requests that have ended:
-//! its completion count and, in a context that isolates peers, its error count, as a failed request has ended too. Two counts that are read
-//! one after the other add up to no more than the requests that have ended by the second read. A post is *admitted* when `idx - C`, the number of earlier posts that haven't completed, is at most
+//! Both policies rely on admission. Let `idx` be a post's number on its endpoint, and `C` the card's count of requests
+//! that have ended: its completion count and, in a context that isolates peers, its error count, as a failed request
+//! has ended too. Two counts that are read one after the other add up to no more than the requests that have ended by
+//! the second read. A post is *admitted* when `idx - C`, the number of earlier posts that haven't completed, is at most
 //!
 //! * `sq_size - 1`, so that the ring doesn't overflow. The card fetches in order, so a count is enough;
-//! * `idx mod V`, where the endpoint has `V` value slots. Then every post of earlier laps has completed, whichever posts of this lap
-//!   finished early, and the card no longer reads the slot. Every post on such an endpoint obeys this bound, because an early plain put
-//!   would be counted in place of a value;
-//! * `idx - B`, where a flush has raised a barrier at `B`. Then no post from `B` on is admitted, and counted, before every post below `B`
-//!   has completed, so the flush can trust the count.
+//! * `idx mod V`, where the endpoint has `V` value slots. Then every post of earlier laps has completed, whichever
+//!   posts of this lap finished early, and the card no longer reads the slot. Every post on such an endpoint obeys this
+//!   bound, because an early plain put would be counted in place of a value;
+//! * `idx - B`, where a flush has raised a barrier at `B`. Then no post from `B` on is admitted, and counted, before
+//!   every post below `B` has completed, so the flush can trust the count.
 
 pub mod combining;
 pub mod exclusive;
@@ -38,7 +39,8 @@ const MAX_BATCH: u32 = 16;
 pub trait Queue: Copy {
     /// Returns the card's completion count since the first post: low 31 bits, with acquire ordering.
     fn completed(&self) -> u32;
-    /// Returns how many work requests the card has completed in error since the first post: low 31 bits, with acquire ordering.
+    /// Returns how many work requests the card has completed in error since the first post: low 31 bits, with acquire
+    /// ordering.
     fn failures(&self) -> u32;
     /// Returns whether there are failures, without an order.
     #[inline(always)]
@@ -54,7 +56,8 @@ pub trait Queue: Copy {
     fn isolates(&self) -> bool {
         self.identified() & Losses::ISOLATES != 0
     }
-    /// Returns whether the host has identified the peers of all `failures`, so that their completions need no more room.
+    /// Returns whether the host has identified the peers of all `failures`, so that their completions need no more
+    /// room.
     #[inline(always)]
     fn has_identified(&self, failures: u32) -> bool {
         failures == 0 || self.identified() == Losses::ISOLATES | failures
@@ -74,10 +77,11 @@ pub trait Queue: Copy {
     fn fence(&self);
     /// Tells the card that all work requests below `count` are written.
     fn doorbell(&self, count: u32);
-    /// Sets NCCL's cursors: every request below `rung` has been written and rung. Called by the poster that rang, before it ends its pass
-    /// or releases the lock.
+    /// Sets NCCL's cursors: every request below `rung` has been written and rung. Called by the poster that rang,
+    /// before it ends its pass or releases the lock.
     fn publish(&self, rung: u32);
-    /// Returns NCCL's cursor of rung requests. It's ahead of ours if NCCL's device code has posted on this endpoint meanwhile.
+    /// Returns NCCL's cursor of rung requests. It's ahead of ours if NCCL's device code has posted on this endpoint
+    /// meanwhile.
     fn published(&self) -> u32;
     /// Returns NCCL's cursor of written requests. It's ahead of `published` if NCCL's device code has deferred posts.
     fn released(&self) -> u32 {
@@ -87,8 +91,8 @@ pub trait Queue: Copy {
     fn insert_used(&self) {}
 }
 
-/// Encodes a work request whose number the policy chooses. Closures implement it; the fast path uses structs instead, because only their
-/// `encode` is certain to be inlined.
+/// Encodes a work request whose number the policy chooses. Closures implement it; the fast path uses structs instead,
+/// because only their `encode` is certain to be inlined.
 pub trait EncodeWqe: Copy {
     /// Writes request `idx` into its ring slot, and its value, if any, into its value slot.
     fn encode(self, idx: u32);
@@ -101,8 +105,8 @@ impl<F: Fn(u32) + Copy> EncodeWqe for F {
     }
 }
 
-/// A post that is left unfinished, because what it still needs is rare. The usual case is straight-line code that keeps no registers for
-/// what follows it.
+/// A post that is left unfinished, because what it still needs is rare. The usual case is straight-line code that keeps
+/// no registers for what follows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Unfinished {
@@ -118,7 +122,8 @@ pub struct Unfinished {
 pub enum Step {
     /// The post may have made a request ringable: make a pass unless a combiner is active.
     MakePass = 1,
-    /// The poster is the active combiner, or stopped being it with a request left to ring. The word is the state as it left it.
+    /// The poster is the active combiner, or stopped being it with a request left to ring. The word is the state as it
+    /// left it.
     ContinuePass = 2,
     /// There's no room yet: wait for it, then post. The word is the cursor before the reservation.
     WaitForRoom = 3,

@@ -1,8 +1,9 @@
-//! The posting code in plain memory: one queue and one card for every kind of test, over the atomics of [`sync`](crate::sync).
+//! The posting code in plain memory: one queue and one card for every kind of test, over the atomics of
+//! [`sync`](crate::sync).
 //!
-//! [`Model`] is the queue, and a [`Backend`] stands in for what's behind it. In the tests that's a poster's view of a small card
-//! (`card`), which fetches late, completes in any order, reads values when it completes a request, and checks every doorbell. They run it
-//! in four ways, each of which finds what the others can't:
+//! [`Model`] is the queue, and a [`Backend`] stands in for what's behind it. In the tests that's a poster's view of a
+//! small card (`card`), which fetches late, completes in any order, reads values when it completes a request, and
+//! checks every doorbell. They run it in four ways, each of which finds what the others can't:
 //!
 //! | module | threads | memory | what for |
 //! |---|---|---|---|

@@ -2,8 +2,8 @@
 
 use crate::status::Status;
 
-/// How far the flush of an endpoint has got. It's a single number because any other form would cost instructions in a kernel with the flush
-/// inlined.
+/// How far the flush of an endpoint has got. It's a single number because any other form would cost instructions in a
+/// kernel with the flush inlined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Outcome(u32);

@@ -2,20 +2,21 @@
 //!
 //! # State
 //!
-//! There is a bit for each endpoint in the leaf words, and a bit for each leaf word in the summary words. A word has 32 bits in its low
-//! half, and counts insertions in its high half.
+//! There is a bit for each endpoint in the leaf words, and a bit for each leaf word in the summary words. A word has 32
+//! bits in its low half, and counts insertions in its high half.
 //!
 //! # Why no flush misses a post
 //!
-//! An insertion first adds to the leaf word's count and then sets the bit if it was clear; then it does the same in the summary word. A
-//! flush reads a word before it looks at what the word's bits stand for: the endpoint's cursors, or the leaf word. It clears a bit with a
-//! compare-and-swap from the word it read, which fails if there was an insertion since. A flush that reads the word after an insertion has
-//! begun sees the reservation that preceded the insertion, or the leaf bit.
+//! An insertion first adds to the leaf word's count and then sets the bit if it was clear; then it does the same in the
+//! summary word. A flush reads a word before it looks at what the word's bits stand for: the endpoint's cursors, or the
+//! leaf word. It clears a bit with a compare-and-swap from the word it read, which fails if there was an insertion
+//! since. A flush that reads the word after an insertion has begun sees the reservation that preceded the insertion, or
+//! the leaf bit.
 //!
-//! A poster inserts its endpoint after its reservation and before its request is admitted. It needn't insert an endpoint that was inserted
-//! since the last flush barrier: `combining` tells from the barrier beside `bound`, `locked` from a word under the lock. A flush removes an
-//! endpoint only when every post has completed and the barrier stands at the cursor (`locked`: under the lock), so later posts have a later
-//! barrier and insert the endpoint again.
+//! A poster inserts its endpoint after its reservation and before its request is admitted. It needn't insert an
+//! endpoint that was inserted since the last flush barrier: `combining` tells from the barrier beside `bound`, `locked`
+//! from a word under the lock. A flush removes an endpoint only when every post has completed and the barrier stands at
+//! the cursor (`locked`: under the lock), so later posts have a later barrier and insert the endpoint again.
 
 use super::outcome::Outcome;
 use crate::platform::kept;
@@ -49,7 +50,8 @@ fn insert(words: &[AtomicU64], i: u32) {
 }
 
 impl<'a> UsedSet<'a> {
-    /// Creates the set from `words`: the summary words for `n_endpoints` endpoints, at least one, then their leaf words.
+    /// Creates the set from `words`: the summary words for `n_endpoints` endpoints, at least one, then their leaf
+    /// words.
     ///
     /// # Safety
     ///
@@ -57,7 +59,8 @@ impl<'a> UsedSet<'a> {
     #[inline(always)]
     #[allow(clippy::manual_div_ceil)]
     pub unsafe fn new(words: &'a [AtomicU64], n_endpoints: u32) -> Self {
-        // As many summary words as in `used_words`, in fewer instructions. The sum can't overflow: there are fewer endpoints than targets.
+        // As many summary words as in `used_words`, in fewer instructions. The sum can't overflow: there are fewer
+        // endpoints than targets.
         UsedSet { words, n_summaries: (n_endpoints + (USED_BITS * USED_BITS - 1)) / (USED_BITS * USED_BITS) }
     }
 
@@ -71,7 +74,8 @@ impl<'a> UsedSet<'a> {
 
     #[inline(always)]
     fn word(self, i: u32) -> &'a AtomicU64 {
-        // SAFETY: a summary word or a leaf word. The leaf word exists, because only `insert` sets bits in a summary word.
+        // SAFETY: a summary word or a leaf word. The leaf word exists, because only `insert` sets bits in a summary
+        // word.
         unsafe { self.words.get_unchecked(i as usize) }
     }
 
@@ -81,8 +85,9 @@ impl<'a> UsedSet<'a> {
         (0..self.n_summaries).map(|i| (i, self.word(i).load(Ordering::Acquire))).find(|(_, seen)| *seen as u32 != 0)
     }
 
-    /// Calls `look` for each endpoint in the set, in order, and removes those that are [unused](Outcome::UNUSED). The first failed outcome
-    /// ends the visit and is returned; with `rings_all`, a [`Status::PeerLost`] doesn't end it, as other peers may wait for deferred posts. `first` saves reading again the words that [`UsedSet::first`] has read.
+    /// Calls `look` for each endpoint in the set, in order, and removes those that are [unused](Outcome::UNUSED). The
+    /// first failed outcome ends the visit and is returned; with `rings_all`, a [`Status::PeerLost`] doesn't end it, as
+    /// other peers may wait for deferred posts. `first` saves reading again the words that [`UsedSet::first`] has read.
     #[inline(always)]
     pub fn visit(self, first: Option<(u32, u64)>, rings_all: bool, mut look: impl FnMut(u32) -> Outcome) -> Outcome {
         let (mut i, mut known) = (first.map_or(0, |first| first.0), first.map(|first| first.1));

@@ -1,5 +1,5 @@
-//! The GPU's atomics: at GPU scope for words in global memory that one GPU's threads share, and at system scope for loads and stores of
-//! words that the card and the host also access.
+//! The GPU's atomics: at GPU scope for words in global memory that one GPU's threads share, and at system scope for
+//! loads and stores of words that the card and the host also access.
 //!
 //! Rust's own atomics have system scope and take generic addresses, which the GPU has to resolve at each access.
 

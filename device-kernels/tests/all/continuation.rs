@@ -1,4 +1,5 @@
-//! `fgin_fast_*` and the calls behind them on the CPU: they post what the ordinary operations post, and refuse what those refuse.
+//! `fgin_fast_*` and the calls behind them on the CPU: they post what the ordinary operations post, and refuse what
+//! those refuse.
 
 #![allow(unsafe_code)]
 

@@ -141,8 +141,8 @@ impl Fixture {
         self.context().put(PEER, self.window.at(0x10), self.window.at(0x20), bytes, action, flags)
     }
 
-    /// Calls `operation` in a thread until the endpoints in `rung` have that many requests. Then completes one endpoint after another: the
-    /// call must post nothing more, and not return before the last one has completed.
+    /// Calls `operation` in a thread until the endpoints in `rung` have that many requests. Then completes one endpoint
+    /// after another: the call must post nothing more, and not return before the last one has completed.
     fn waits_for(&self, rung: &[(usize, u32)], operation: impl FnOnce() -> Result<(), Status> + Send) {
         thread::scope(|scope| {
             let call = scope.spawn(operation);
@@ -228,8 +228,8 @@ fn weak_signal_alone_waits_for_nothing() {
     }
 }
 
-/// A strong signal covers the posts on all endpoints (more than a flush request has entries for), including those of other threads and
-/// deferred ones.
+/// A strong signal covers the posts on all endpoints (more than a flush request has entries for), including those of
+/// other threads and deferred ones.
 #[test]
 fn strong_signal_follows_all_earlier_posts() {
     for b in fixtures() {
@@ -464,8 +464,8 @@ fn contexts_with_signals_of_card_have_no_others() {
     assert_eq!(card.rings[0].doorbell.load(Ordering::Relaxed), 1);
 }
 
-/// A card that completes requests in any order. When it reads a strong signal, it checks that everything posted earlier by the signal's
-/// thread, or by all of `threads` if there are any, has completed.
+/// A card that completes requests in any order. When it reads a strong signal, it checks that everything posted earlier
+/// by the signal's thread, or by all of `threads` if there are any, has completed.
 struct Card<'a> {
     b: &'a Fixture,
     under_way: Vec<(usize, u64)>,
@@ -585,7 +585,8 @@ fn id_that_stands_for_larger_ones_is_no_signal() {
     }
 }
 
-/// Threads put and meet like the lanes of a warp; then one or all of them raise a strong signal, which must come after everyone's puts.
+/// Threads put and meet like the lanes of a warp; then one or all of them raise a strong signal, which must come after
+/// everyone's puts.
 #[test]
 fn strong_signal_after_meeting_covers_puts_of_all_threads() {
     const THREADS: u64 = 8;

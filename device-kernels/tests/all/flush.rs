@@ -127,8 +127,8 @@ fn posts_after_idle_flushes_are_flushed() {
     }
 }
 
-/// A flush covers this crate's posts, and skips queues that only NCCL's device code has used. On a queue that both have used, it waits
-/// for the posts of both.
+/// A flush covers this crate's posts, and skips queues that only NCCL's device code has used. On a queue that both have
+/// used, it waits for the posts of both.
 #[test]
 fn flush_covers_own_posts_beside_posts_of_nccl() {
     for policy in [POLICY_COMBINING, POLICY_LOCKED] {

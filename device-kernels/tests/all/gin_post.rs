@@ -1,9 +1,9 @@
-//! Compares what NCCL's own device code posted for a sequence of calls (`gin_post` in `efa_dp.json`) with what this crate posts for the
-//! same calls: every request's bytes and slot, and the cursors that both share.
+//! Compares what NCCL's own device code posted for a sequence of calls (`gin_post` in `efa_dp.json`) with what this
+//! crate posts for the same calls: every request's bytes and slot, and the cursors that both share.
 //!
-//! The comparison leaves out what ferrogin is free to choose: the request id (the peer's rank here, so that errors name it), the table a
-//! target comes from (one per context here, one per endpoint there), and when an aggregated post is rung. `FERROGIN_VECTORS` replaces the
-//! directory.
+//! The comparison leaves out what ferrogin is free to choose: the request id (the peer's rank here, so that errors name
+//! it), the table a target comes from (one per context here, one per endpoint there), and when an aggregated post is
+//! rung. `FERROGIN_VECTORS` replaces the directory.
 #![allow(unsafe_code)]
 
 use efa_dp_direct::wqe::Destination;

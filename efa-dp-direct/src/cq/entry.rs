@@ -6,7 +6,8 @@ use crate::wire::{
 };
 use crate::wqe::RequestIds;
 
-/// The bytes of an entry, copied out of the ring; the second half of a 16-byte entry is zero. Aligned so that it is copied word by word.
+/// The bytes of an entry, copied out of the ring; the second half of a 16-byte entry is zero. Aligned so that it is
+/// copied word by word.
 #[repr(C, align(8))]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RawCqe(pub [u8; 32]);
@@ -111,7 +112,8 @@ pub struct SendCqe {
 pub enum Sender {
     /// A peer with an address handle here.
     Ah(u16),
-    /// Another peer, and its GID. A write with immediate has its length where the GID would be, so the GID is then unknown.
+    /// Another peer, and its GID. A write with immediate has its length where the GID would be, so the GID is then
+    /// unknown.
     Gid(Option<[u8; 16]>),
 }
 
@@ -218,7 +220,8 @@ impl Cqe {
         }
     }
 
-    /// Returns the entry's bytes with a lap's phase; a 16-byte ring takes the first half. A send's entry has a 64-bit id.
+    /// Returns the entry's bytes with a lap's phase; a 16-byte ring takes the first half. A send's entry has a 64-bit
+    /// id.
     pub fn emit(&self, phase: bool) -> RawCqe {
         match self {
             Self::Send(send) => send.emit(phase),

@@ -1,5 +1,5 @@
-//! Reads an entry field by field like each release's device API (`efa_cuda_wc_read_*`) and the host providers. Like theirs, these functions
-//! return a result for any bytes; [`super::Cqe::parse`] rejects bytes that aren't an entry.
+//! Reads an entry field by field like each release's device API (`efa_cuda_wc_read_*`) and the host providers. Like
+//! theirs, these functions return a result for any bytes; [`super::Cqe::parse`] rejects bytes that aren't an entry.
 
 use super::{RawCqe, Status};
 use crate::wire::{CompStatus, QueueType, SendOp, UNKNOWN_AH, WcOpcode};
@@ -12,7 +12,8 @@ pub struct DeviceWc {
     pub opcode: WcOpcode,
     /// Whether no receive was consumed.
     pub unsolicited: bool,
-    /// Request id: 16 bits in API version 0; always 64 in version 1, even for receives, where the upper 48 belong to other fields.
+    /// Request id: 16 bits in API version 0; always 64 in version 1, even for receives, where the upper 48 belong to
+    /// other fields.
     pub req_id: u64,
     /// Raw status.
     pub vendor_err: u32,
@@ -32,8 +33,8 @@ pub struct DeviceWc {
 
 /// Reads an entry like the device API: [`RequestIds::Bits16`] for version 0, [`RequestIds::Bits64`] for version 1.
 ///
-/// For the length of a write with immediate data, the reference reads past the end of a 16-byte entry into the next one. A caller that
-/// needs the same result passes those bytes as the second half.
+/// For the length of a write with immediate data, the reference reads past the end of a 16-byte entry into the next
+/// one. A caller that needs the same result passes those bytes as the second half.
 pub fn device(raw: &RawCqe, request_ids: RequestIds) -> DeviceWc {
     let entry = raw.rx();
     let common = entry.base.common;

@@ -96,7 +96,8 @@ wire_struct! {
 }
 
 impl TxMetaDesc {
-    /// Returns the descriptor as 64-bit words in memory order, built in registers. `reserved` and `reserved2` are taken as zero.
+    /// Returns the descriptor as 64-bit words in memory order, built in registers. `reserved` and `reserved2` are taken
+    /// as zero.
     #[inline(always)]
     pub const fn to_words(&self) -> [u64; 4] {
         [

@@ -1,5 +1,5 @@
-//! Requests as 64-bit words in memory order, built in registers for the posting path. The phase bit is 0 until [`crate::sq::place`] or
-//! [`with_phase`] sets it. The bytes are the same as [`super::SendWqe::emit`] writes.
+//! Requests as 64-bit words in memory order, built in registers for the posting path. The phase bit is 0 until
+//! [`crate::sq::place`] or [`with_phase`] sets it. The bytes are the same as [`super::SendWqe::emit`] writes.
 //!
 //! This module checks nothing: a queue's limits are checked when it's created.
 
@@ -58,9 +58,9 @@ const fn rdma(meta: [u64; 4], remote: [u64; 2], local: [u64; 2]) -> [u64; NARROW
     words
 }
 
-/// What all requests from one poster to one peer have in common, made once so that a post only copies it: the request id (16 bits), the
-/// address and the hints. Requests made from it carry no immediate data unless [`with_imm`] adds it. Local keys must fit in 24 bits, as the
-/// card's do, because they aren't masked.
+/// What all requests from one poster to one peer have in common, made once so that a post only copies it: the request
+/// id (16 bits), the address and the hints. Requests made from it carry no immediate data unless [`with_imm`] adds it.
+/// Local keys must fit in 24 bits, as the card's do, because they aren't masked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct WqeTemplate {
     /// First word of a write of one buffer.
@@ -125,8 +125,8 @@ impl WqeTemplate {
         rdma(self.meta(self.head ^ Self::SEND), [first, second], [third, fourth])
     }
 
-    /// Returns the first half of a 128-byte write of the low bytes of `value`; the other half is zeros. The request also holds the higher
-    /// bytes of `value`, but the card doesn't send them.
+    /// Returns the first half of a 128-byte write of the low bytes of `value`; the other half is zeros. The request
+    /// also holds the higher bytes of `value`, but the card doesn't send them.
     #[inline(always)]
     pub const fn write_value(self, remote: RemoteMem, value: u64, size: ValueSize) -> [u64; NARROW] {
         rdma(self.value_meta(size), remote_words(remote, size.bytes), [value, 0])
@@ -178,8 +178,8 @@ const fn first_word(op: SendOp, inline: bool, length: u16) -> u64 {
     meta_words(0, Destination { ah: 0, qpn: 0, qkey: 0 }, Hints::NONE, op, inline, length)[0]
 }
 
-/// Returns the factor that turns the phase bit of a request's number (`number & entries`) into the phase bit of its first word. `entries`
-/// is a power of two, at most 2^24.
+/// Returns the factor that turns the phase bit of a request's number (`number & entries`) into the phase bit of its
+/// first word. `entries` is a power of two, at most 2^24.
 pub const fn phase_scale(entries: u32) -> u32 {
     PHASE as u32 / entries
 }

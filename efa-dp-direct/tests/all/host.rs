@@ -94,7 +94,8 @@ fn check_host_sq<const N: usize>(case: &Value) {
         only_fields(step, &["requests", "doorbells", "pc", "phase"]);
         let mut rung = Vec::new();
         let mut requests = list(step, "requests").iter();
-        // The queue takes a request after each write, and once more at the end of the list, so this closure sees every doorbell.
+        // The queue takes a request after each write, and once more at the end of the list, so this closure sees every
+        // doorbell.
         queue.post(std::iter::from_fn(|| {
             rung.extend(db.take());
             requests.next().map(|r| request(case, r))

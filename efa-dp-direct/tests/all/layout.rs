@@ -1,8 +1,8 @@
-//! Checks the Rust types against the "efa-dp-direct …" groups in `efa_layout.json`, which a C++ compiler wrote from the foreign headers:
-//! size, alignment, every field, every enumerator, every constant; and the request geometries.
+//! Checks the Rust types against the "efa-dp-direct …" groups in `efa_layout.json`, which a C++ compiler wrote from the
+//! foreign headers: size, alignment, every field, every enumerator, every constant; and the request geometries.
 //!
-//! Anything found on only one side fails the test: a struct, field, enumerator or constant in the file that no line here names, a line here
-//! that the file lacks, and (at compile time) a Rust field that no line here names.
+//! Anything found on only one side fails the test: a struct, field, enumerator or constant in the file that no line
+//! here names, a line here that the file lacks, and (at compile time) a Rust field that no line here names.
 
 use crate::common::{file, list, text, u32_of, u64_of};
 use efa_dp_direct::queue::*;

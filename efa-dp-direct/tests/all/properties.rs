@@ -1,5 +1,5 @@
-//! Properties with an oracle: requests and completions survive a round trip through bytes, no bytes make a parser panic, and rings keep
-//! their arithmetic at every wrap.
+//! Properties with an oracle: requests and completions survive a round trip through bytes, no bytes make a parser
+//! panic, and rings keep their arithmetic at every wrap.
 
 #![allow(unsafe_code)]
 

@@ -1,4 +1,5 @@
-//! Every rule that the request parser checks, broken by one change to a legal request; and both kinds of request ids in completions.
+//! Every rule that the request parser checks, broken by one change to a legal request; and both kinds of request ids in
+//! completions.
 
 use efa_dp_direct::cq::{Cqe, CqeError, RawCqe, SendCqe, Status};
 use efa_dp_direct::wire::{CompStatus, SendOp};

@@ -89,7 +89,8 @@ fn sends_of_two_buffers_match_vectors() {
     });
 }
 
-/// Lists the sections read by tests here or by `gin_post` in ferrogin-device-kernels. A section with any other name would have no test.
+/// Lists the sections read by tests here or by `gin_post` in ferrogin-device-kernels. A section with any other name
+/// would have no test.
 #[test]
 fn every_section_of_vectors_has_test() {
     let all = file("efa_dp.json");

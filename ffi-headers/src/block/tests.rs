@@ -28,8 +28,8 @@ impl Device {
         let offset = (address as u64).checked_sub(self.base).expect("an address within the block") as usize;
         assert!(offset + size_of::<T>() <= self.words.len() * size_of::<Chunk>(), "an address within the block");
         assert_eq!(address as usize % align_of::<T>(), 0, "aligned on the device");
-        // SAFETY: the asserts check that the address is within `words` and aligned; the chunks have the block's alignment. The
-        // structs' fields are valid for any bits.
+        // SAFETY: the asserts check that the address is within `words` and aligned; the chunks have the block's
+        // alignment. The structs' fields are valid for any bits.
         unsafe { &*self.words.as_ptr().wrapping_byte_add(offset).cast::<T>() }
     }
 

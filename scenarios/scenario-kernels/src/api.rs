@@ -55,8 +55,8 @@ mod cpu {
     }
 }
 
-/// Operations on a GPU's context, called by a group of threads. The programs run in the thread of rank 0, which orders the group's other
-/// threads to call the same operations.
+/// Operations on a GPU's context, called by a group of threads. The programs run in the thread of rank 0, which orders
+/// the group's other threads to call the same operations.
 #[cfg(target_arch = "nvptx64")]
 mod gpu {
     use crate::plan::{Api, Plan, Threads};
@@ -87,9 +87,10 @@ mod gpu {
         safe fn fgin_set_timeout(ctx: Ctx, ns: u64) -> c_int;
     }
 
-    /// Defines an operation with the Rust crate's name and arguments, and declares the functions that it calls: of ferrogin/gin.h in the
-    /// module that ships (`fgin_...`), and of gin.cu, through ferrogin/gin.cuh (`gin_...`, where the last argument is the calling group).
-    /// Like the crate's methods, they are safe to call with an open context, because they check their arguments.
+    /// Defines an operation with the Rust crate's name and arguments, and declares the functions that it calls: of
+    /// ferrogin/gin.h in the module that ships (`fgin_...`), and of gin.cu, through ferrogin/gin.cuh (`gin_...`, where
+    /// the last argument is the calling group). Like the crate's methods, they are safe to call with an open context,
+    /// because they check their arguments.
     macro_rules! operation {
         ($kind:ident $names:tt($($arguments:tt)*)) => {
             operation!(@split $kind $names ($($arguments)*) [] [] [] $($arguments)*);
@@ -409,8 +410,8 @@ mod gpu {
             self.raw.emulates_signals()
         }
 
-        /// The lanes of this warp that run programs and call the `*_by_lanes` functions together; only this lane if its program is a
-        /// group's.
+        /// The lanes of this warp that run programs and call the `*_by_lanes` functions together; only this lane if its
+        /// program is a group's.
         fn lanes(&self) -> Lanes {
             match self.group.threads {
                 Threads::One => {

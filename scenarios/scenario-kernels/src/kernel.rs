@@ -7,7 +7,8 @@ use core::arch::asm;
 use ferrogin_device::Coop;
 use ferrogin_device::coop::Cta;
 
-/// Runs a rank's `lanes` plans: group `n` of the grid runs plan `n` and writes report `n`. All plans have the same kind of group.
+/// Runs a rank's `lanes` plans: group `n` of the grid runs plan `n` and writes report `n`. All plans have the same kind
+/// of group.
 ///
 /// # Safety
 /// The arrays have `lanes` elements, in memory that the GPU may access. `orders` is zeroed.

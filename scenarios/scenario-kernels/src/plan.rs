@@ -40,7 +40,8 @@ pub enum Program {
     Get,
     /// Samples latencies of [`Measured::operation`] between ranks 0 and 1.
     Latency,
-    /// Rank 0 posts [`Measured::operation`], aggregated by `burst`, then flushes; measures the time of those after the warm-up.
+    /// Rank 0 posts [`Measured::operation`], aggregated by `burst`, then flushes; measures the time of those after the
+    /// warm-up.
     Stream,
     /// Samples barriers of all ranks.
     Barrier,
@@ -52,7 +53,8 @@ pub enum Program {
     ResetSignals,
     /// Reads the signal [`Measured::awaited`].
     ReadSignal,
-    /// A rank's threads post values on one endpoint and flush at different times; after each flush the values are read back from the peer.
+    /// A rank's threads post values on one endpoint and flush at different times; after each flush the values are read
+    /// back from the peer.
     ValueStorm,
     /// Like `ValueStorm`, but each value has a signal.
     ValueStormSignal,
@@ -60,7 +62,8 @@ pub enum Program {
     FlushAsync,
     /// Operations that the device API must refuse.
     BadInput,
-    /// A rank's threads post together, as a warp's lanes on a GPU: values, puts and signals to different peers and queues.
+    /// A rank's threads post together, as a warp's lanes on a GPU: values, puts and signals to different peers and
+    /// queues.
     Lanes,
     /// Puts and values, then a signal that covers all of them: strong if signals are emulated, otherwise after a flush.
     Strong,
@@ -102,7 +105,8 @@ pub enum Spoil {
     Flush,
 }
 
-/// The threads that run a program together on a GPU: the first one runs it, and all call its operations. On a CPU, it's one thread.
+/// The threads that run a program together on a GPU: the first one runs it, and all call its operations. On a CPU, it's
+/// one thread.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Threads {
@@ -243,8 +247,8 @@ pub struct Plan {
     pub spoil: Spoil,
 }
 
-// SAFETY: any thread may use the addresses in a plan. `World` keeps them valid during the run, and the program accesses them with
-// volatile or atomic operations.
+// SAFETY: any thread may use the addresses in a plan. `World` keeps them valid during the run, and the program accesses
+// them with volatile or atomic operations.
 #[allow(unsafe_code)]
 unsafe impl Send for Plan {}
 
@@ -259,7 +263,8 @@ impl Plan {
         u64::from(self.nranks) * INBOX
     }
 
-    /// Offset of a word, after everything that programs use, which is nonzero once a thread or rank of a workload has failed.
+    /// Offset of a word, after everything that programs use, which is nonzero once a thread or rank of a workload has
+    /// failed.
     pub fn stop(&self) -> u64 {
         self.outbox() + OUTBOX - 8
     }
@@ -324,8 +329,8 @@ pub struct Report {
     pub got: u64,
     /// The clock at a stream's first operation.
     pub began: u64,
-    /// Nanoseconds from the first operation to the last, if the program measures; the number of slots for [`Program::Reset`]; the count for
-    /// [`Program::ReadSignal`].
+    /// Nanoseconds from the first operation to the last, if the program measures; the number of slots for
+    /// [`Program::Reset`]; the count for [`Program::ReadSignal`].
     pub measured: u64,
 }
 

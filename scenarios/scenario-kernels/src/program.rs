@@ -1,9 +1,9 @@
 //! The device programs, which use only the device API and plain memory.
 //!
-//! Most programs consist of rounds: send to the targets, receive from the sources, acknowledge, wait for acknowledgements. EFA delivers in
-//! any order, and a signal's count only says how many messages have arrived, so no rank sends the next round before the current one is
-//! acknowledged. Signal `s`, below the number of ranks, means that rank `s` has sent; signal `nranks + s` means that rank `s` has read.
-//! Each context needs [`signals`] signals.
+//! Most programs consist of rounds: send to the targets, receive from the sources, acknowledge, wait for
+//! acknowledgements. EFA delivers in any order, and a signal's count only says how many messages have arrived, so no
+//! rank sends the next round before the current one is acknowledged. Signal `s`, below the number of ranks, means that
+//! rank `s` has sent; signal `nranks + s` means that rank `s` has read. Each context needs [`signals`] signals.
 
 use crate::api::Context;
 use crate::plan::{INBOX, LANE, LARGEST, OUTBOX, Pattern, Plan, Program, Report, Turn, Verdict};
@@ -201,8 +201,8 @@ impl Run<'_> {
     fn word(&self, offset: u64) -> &AtomicU64 {
         debug_assert!(offset.is_multiple_of(8));
         let at = self.plan.memory.wrapping_add(offset as usize).cast::<u64>();
-        // SAFETY: the word is aligned and within the window, which `World` keeps mapped during the run. The access is atomic, because the
-        // card writes the word concurrently.
+        // SAFETY: the word is aligned and within the window, which `World` keeps mapped during the run. The access is
+        // atomic, because the card writes the word concurrently.
         unsafe { AtomicU64::from_ptr(at) }
     }
 
@@ -248,8 +248,8 @@ impl Run<'_> {
         clock_ns().wrapping_sub(began) > self.plan.deadline_ns || has_failed()
     }
 
-    /// Waits for a signal with this program's deadline, so that its count can be reported, then as kernels do. The deadline restarts with
-    /// each increment, because the peer may have a whole program to run before the last one.
+    /// Waits for a signal with this program's deadline, so that its count can be reported, then as kernels do. The
+    /// deadline restarts with each increment, because the peer may have a whole program to run before the last one.
     fn await_signal(&self, id: u32, least: u64, peer: u32) -> Step {
         let (mut round, mut began, mut before) = (0u32, 0, 0);
         loop {

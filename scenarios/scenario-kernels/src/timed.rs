@@ -43,8 +43,8 @@ unsafe impl Send for Lane<'_> {}
 unsafe impl Sync for Lane<'_> {}
 
 impl Lane<'_> {
-    /// Runs `warmup` rounds, then `rounds` more, and calls `sample` with the latency of each of the latter. If only the first rank
-    /// measures, does nothing on the second.
+    /// Runs `warmup` rounds, then `rounds` more, and calls `sample` with the latency of each of the latter. If only the
+    /// first rank measures, does nothing on the second.
     ///
     /// # Errors
     /// An operation fails, or the peer does not answer in time.
@@ -99,9 +99,9 @@ impl Lane<'_> {
         Ok(clock_ns().wrapping_sub(start))
     }
 
-    /// The first rank posts `warmup` operations and flushes, then does the same with `posts` as fast as it can; the second one waits for
-    /// the signals, if the operation has any. In each `burst` of posts, all but the last have the aggregate flag. Returns the times of the
-    /// first post after the warm-up and of the end of the flush.
+    /// The first rank posts `warmup` operations and flushes, then does the same with `posts` as fast as it can; the
+    /// second one waits for the signals, if the operation has any. In each `burst` of posts, all but the last have the
+    /// aggregate flag. Returns the times of the first post after the warm-up and of the end of the flush.
     ///
     /// # Errors
     /// An operation fails, or the peer does not post in time.
@@ -167,8 +167,8 @@ impl Lane<'_> {
     /// Polls memory for the value of a round.
     fn poll_value(&self, round: u32) -> Result<(), Status> {
         let at = self.memory.wrapping_add((self.inbox + value_offset(round)) as usize).cast::<u64>();
-        // SAFETY: the word is aligned and within the window, which its owner keeps mapped while lanes exist. The access is atomic,
-        // because the card writes the word concurrently.
+        // SAFETY: the word is aligned and within the window, which its owner keeps mapped while lanes exist. The access
+        // is atomic, because the card writes the word concurrently.
         let word = unsafe { AtomicU64::from_ptr(at) };
         let expected = value(round, self.bytes);
         let (mut pauses, mut began) = (0u32, 0);

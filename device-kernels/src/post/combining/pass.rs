@@ -60,7 +60,8 @@ fn is_ready(state: u64) -> bool {
     state & ready_bit(rung(state)) != 0
 }
 
-/// Continues the passes of the active combiner, which left `state`. If no combiner is active, makes passes if they're needed.
+/// Continues the passes of the active combiner, which left `state`. If no combiner is active, makes passes if they're
+/// needed.
 #[cold]
 #[inline(never)]
 pub fn continue_pass<Q: CombiningQueue>(queue: Q, mut state: u64) {
@@ -106,16 +107,17 @@ pub fn ring<Q: Queue>(queue: Q, target: u32) {
     queue.fence();
 }
 
-/// Makes one pass. The caller is the active combiner, and `state` is the word as it left it. Returns the word as this pass leaves it: while
-/// that shows a combiner, the caller is still the active one.
+/// Makes one pass. The caller is the active combiner, and `state` is the word as it left it. Returns the word as this
+/// pass leaves it: while that shows a combiner, the caller is still the active one.
 #[inline(always)]
 fn pass<Q: CombiningQueue>(queue: Q, state: u64) -> u64 {
     let from = rung(state);
     // Two copies of the bitmap, one above the other, shifted by n bits, give the bitmap rotated by n.
     let ready = state as u32 & READY;
     let posts = ((ready | ready << MAX_BATCH) >> (from % MAX_BATCH)).trailing_ones().min(MAX_BATCH);
-    // If NCCL's device code has posted on this endpoint meanwhile, the pass takes over its cursor and rings what it has deferred. Only the
-    // active combiner changes the cursors. They stand at the rung count if a request of ours is ready there.
+    // If NCCL's device code has posted on this endpoint meanwhile, the pass takes over its cursor and rings what it has
+    // deferred. Only the active combiner changes the cursors. They stand at the rung count if a request of ours is
+    // ready there.
     let first = if posts != 0 { from } else { queue.released() };
     let target = first.wrapping_add(posts);
     // Our own requests aren't rung yet. Those that the pass takes over from NCCL's device code may be.

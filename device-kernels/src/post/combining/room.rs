@@ -1,10 +1,10 @@
 //! Room: which reservations are admitted.
 //!
-//! A post whose reservation equals `bound`, or is less than 16 below it, is admitted without looking at the counts. The completion count
-//! and the rung count only grow, so room that was there once stays. The flush barrier is part of the comparison, so a barrier raised since
-//! then makes the post check. At least every 16th post checks, and publishes a new `bound`. It has then inserted the endpoint into the set
-//! of used endpoints since the barrier beside that `bound`, or has acquired a `bound` with the same barrier. `bound` starts out with a
-//! barrier other than the first.
+//! A post whose reservation equals `bound`, or is less than 16 below it, is admitted without looking at the counts. The
+//! completion count and the rung count only grow, so room that was there once stays. The flush barrier is part of the
+//! comparison, so a barrier raised since then makes the post check. At least every 16th post checks, and publishes a
+//! new `bound`. It has then inserted the endpoint into the set of used endpoints since the barrier beside that `bound`,
+//! or has acquired a `bound` with the same barrier. `bound` starts out with a barrier other than the first.
 
 use super::pass::{make_passes, rung};
 use super::{CombiningQueue, Words, halves};
@@ -16,7 +16,8 @@ use crate::wait::{Limit, Spin};
 /// A barrier this far behind is raised, so that the cursor never laps it.
 const OLD_BARRIER: u32 = 1 << 30;
 
-/// Returns whether `bound` admits `reserved`. Acquire: `bound` stands for the completion count that another poster read.
+/// Returns whether `bound` admits `reserved`. Acquire: `bound` stands for the completion count that another poster
+/// read.
 #[inline(always)]
 pub fn has_room<Q: CombiningQueue>(queue: Q, reserved: u64) -> bool {
     queue.words().bound.load(Ordering::Acquire).wrapping_sub(reserved) < u64::from(MAX_BATCH)
@@ -52,11 +53,12 @@ pub fn insert_used<Q: CombiningQueue>(queue: Q, reserved: u64) {
     }
 }
 
-/// Checks counts and barrier. Returns whether `reserved` is admitted, and publishes in `bound` how far other posts would be too.
+/// Checks counts and barrier. Returns whether `reserved` is admitted, and publishes in `bound` how far other posts
+/// would be too.
 ///
-/// No post is admitted after an error, because a ring that never fills would take posts forever. Only posts that `bound` admitted before
-/// the error can follow it, and the error's completion stays in the queue for the host to read. In a context that isolates peers, posts
-/// wait until the host has read the completions of all errors.
+/// No post is admitted after an error, because a ring that never fills would take posts forever. Only posts that
+/// `bound` admitted before the error can follow it, and the error's completion stays in the queue for the host to read.
+/// In a context that isolates peers, posts wait until the host has read the completions of all errors.
 ///
 /// The `posts` numbers from `reserved` on are admitted together; their value slots belong to one lap.
 #[inline(always)]
@@ -104,7 +106,8 @@ pub fn raise_barrier(words: Words<'_>, seen: u64) -> bool {
         .is_ok()
 }
 
-/// Waits once more, or gives up the reservation. That leaves a hole forever, so it poisons the endpoint; every wait reads the poison.
+/// Waits once more, or gives up the reservation. That leaves a hole forever, so it poisons the endpoint; every wait
+/// reads the poison.
 #[inline(always)]
 fn wait_or_poison<Q: CombiningQueue, L: Limit>(queue: Q, spin: &mut Spin<L>) -> Result<(), Status> {
     let words = queue.words();

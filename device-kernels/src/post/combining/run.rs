@@ -1,14 +1,16 @@
 //! Runs: posts by a group of threads that share one reservation, one fence, one mark and one doorbell.
 //!
-//! One thread of the group, its leader, reserves consecutive numbers and waits for room; then every thread writes its request; then the
-//! leader fences and rings for all. The group synchronises between these steps, so the leader's fence orders all threads' requests before
-//! its doorbell: causality is transitive over a barrier and a fence, whatever their scopes.
+//! One thread of the group, its leader, reserves consecutive numbers and waits for room; then every thread writes its
+//! request; then the leader fences and rings for all. The group synchronises between these steps, so the leader's fence
+//! orders all threads' requests before its doorbell: causality is transitive over a barrier and a fence, whatever their
+//! scopes.
 //!
-//! A run is admitted in parts, each with one fence and one doorbell: a part is no longer than the card's batch or ring, has value slots of
-//! one lap, and doesn't reach across the cursor's wrap. A short part, of at most 16 posts, is admitted and marked like single posts, with
-//! all its ready bits and one combiner in one add. A long part doesn't fit in the bitmap: it's admitted once everything before it is rung,
-//! and its leader, the active combiner from then on, rings for it without marks. No post behind it is rung meanwhile, because the rung
-//! count stands at the part's first number, whose ready bit isn't set.
+//! A run is admitted in parts, each with one fence and one doorbell: a part is no longer than the card's batch or ring,
+//! has value slots of one lap, and doesn't reach across the cursor's wrap. A short part, of at most 16 posts, is
+//! admitted and marked like single posts, with all its ready bits and one combiner in one add. A long part doesn't fit
+//! in the bitmap: it's admitted once everything before it is rung, and its leader, the active combiner from then on,
+//! rings for it without marks. No post behind it is rung meanwhile, because the rung count stands at the part's first
+//! number, whose ready bit isn't set.
 
 use super::pass::{
     COMBINER, all_rung, continue_pass, has_combiner, is_idle, make_passes, ready_bit, ready_bits, ring, rung,
@@ -62,8 +64,8 @@ pub fn reserve_run<Q: CombiningQueue>(queue: Q, posts: u32) -> Run {
     Run { reserved: queue.words().cursor.fetch_add(posts.into(), Ordering::Relaxed), posts }
 }
 
-/// Waits until a first part of `run` has room, and returns how many posts it has. The caller must write these requests, call [`ring_run`]
-/// for them, and then go on with the rest of the run.
+/// Waits until a first part of `run` has room, and returns how many posts it has. The caller must write these requests,
+/// call [`ring_run`] for them, and then go on with the rest of the run.
 ///
 /// # Errors
 /// The reason the wait ended. The endpoint is then poisoned, and the rest of the run is given up.
@@ -95,8 +97,8 @@ fn begin_pass<Q: CombiningQueue>(queue: Q, first: u32) -> bool {
     rung(seen) == first && !has_combiner(seen) && pass::begin_pass(queue, seen)
 }
 
-/// Rings for a part that [`admit_run`] admitted and whose requests are written, unless `aggregate` leaves that to a later post. A long part
-/// is rung in any case, as it's a full batch.
+/// Rings for a part that [`admit_run`] admitted and whose requests are written, unless `aggregate` leaves that to a
+/// later post. A long part is rung in any case, as it's a full batch.
 #[inline(never)]
 pub fn ring_run<Q: CombiningQueue>(queue: Q, part: Run, aggregate: bool) {
     let (first, state) = (part.first(), queue.words().state);

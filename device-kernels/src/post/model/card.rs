@@ -1,8 +1,8 @@
 //! The card, and a poster's view of it.
 //!
-//! A poster's stores for the card stay with the poster until its next fence, so the card sees stale bytes if a request is rung before its
-//! fence. A doorbell reaches the card at once, or as late as the poster's next fence. The card reads a value only when it completes the
-//! request, as a retransmission does.
+//! A poster's stores for the card stay with the poster until its next fence, so the card sees stale bytes if a request
+//! is rung before its fence. A doorbell reaches the card at once, or as late as the poster's next fence. The card reads
+//! a value only when it completes the request, as a retransmission does.
 
 use super::ops::{Mutation, Op, Policy, insert_used, post_run};
 use super::{Backend, Geometry, Model, Words};
@@ -91,8 +91,8 @@ pub struct Card {
     pub completed: AtomicU32,
     ring: Vec<AtomicU32>,
     values: Vec<AtomicU32>,
-    /// By token: nonzero once the card has completed the request: [`FAILED`] after an error, until the host has read it. A thread that has
-    /// seen the count must see this too.
+    /// By token: nonzero once the card has completed the request: [`FAILED`] after an error, until the host has read
+    /// it. A thread that has seen the count must see this too.
     done: Vec<AtomicU32>,
     /// By token: whether the post has returned.
     returned: Vec<Flag>,
@@ -176,7 +176,8 @@ pub struct Engine {
     open: Vec<(u32, u32)>,
     /// Tokens in the order of completion.
     pub delivered: Vec<u32>,
-    /// Tokens of failed requests whose entries the host hasn't read, and how many entries have been written since the first one.
+    /// Tokens of failed requests whose entries the host hasn't read, and how many entries have been written since the
+    /// first one.
     unread: (Vec<u32>, u32),
 }
 
@@ -310,8 +311,8 @@ impl<'a, R: Runner> Poster<'a, R> {
         self.make_visible();
     }
 
-    /// Returns the posts that a flush which begins now must find complete: those that have returned. Under loom, only this poster's `own`
-    /// posts, because the flags order nothing there.
+    /// Returns the posts that a flush which begins now must find complete: those that have returned. Under loom, only
+    /// this poster's `own` posts, because the flags order nothing there.
     fn seen(&self, own: Range<u32>) -> Vec<u32> {
         if cfg!(loom) {
             return own.collect();
@@ -333,8 +334,8 @@ impl<'a, R: Runner> Poster<'a, R> {
         policy.post(Model(self), self.runner, aggregate, |idx| self.write(idx, token))
     }
 
-    /// Posts one request for each token from `first` on. A barrier has ordered the requests of the group's threads before the leader's
-    /// fence, so here they are the leader's own.
+    /// Posts one request for each token from `first` on. A barrier has ordered the requests of the group's threads
+    /// before the leader's fence, so here they are the leader's own.
     fn post_group(&self, posts: u32, aggregate: bool, first: u32) -> Result<(), Status> {
         if self.card.config.policy.is_locked() {
             return (first..first + posts).try_for_each(|token| self.post(aggregate, token));

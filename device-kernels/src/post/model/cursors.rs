@@ -1,7 +1,7 @@
 //! Cursors near every wrap, under both policies, against an oracle that counts in 64 bits and never wraps.
 //!
-//! One thread posts and flushes in a random sequence. The card completes requests in random order, each time its count is read. The oracle
-//! knows by number which requests are complete; the posting code only has counts.
+//! One thread posts and flushes in a random sequence. The card completes requests in random order, each time its count
+//! is read. The oracle knows by number which requests are complete; the posting code only has counts.
 
 use super::Geometry;
 use super::card::{Card, Config, Doorbell, Engine, Poster, Runner};

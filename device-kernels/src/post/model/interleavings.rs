@@ -2,8 +2,8 @@
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test --release -p ferrogin-device-kernels --lib`
 //!
-//! Doorbells are run early and late, and the card completes requests in the configured order. For each property, a configuration that
-//! breaks it must fail.
+//! Doorbells are run early and late, and the card completes requests in the configured order. For each property, a
+//! configuration that breaks it must fail.
 
 mod checks;
 
@@ -62,8 +62,8 @@ impl Runner for &Rounds {
     }
 }
 
-/// Runs the card until every request is delivered, or all posters have `finished` and ring no more. Returns the tokens in the order of
-/// completion.
+/// Runs the card until every request is delivered, or all posters have `finished` and ring no more. Returns the tokens
+/// in the order of completion.
 fn run_card(card: &Card, finished: &Count) -> Vec<u32> {
     let (posts, posters) = (card.config.posts() as usize, card.config.posters.len() as u32);
     let mut engine = Engine::new(card);

@@ -91,7 +91,8 @@ pub enum Mutation {
     EarlyCount,
     /// No post inserts the endpoint into the set of used endpoints.
     NoInsertion,
-    /// An insertion into the set of used endpoints sets the bit in the summary word (0) or leaf word (1) but isn't counted there.
+    /// An insertion into the set of used endpoints sets the bit in the summary word (0) or leaf word (1) but isn't
+    /// counted there.
     Uncounted(usize),
     /// A flush removes an endpoint once its posts have completed, wherever the barrier stands.
     EarlyRemoval,

@@ -1,9 +1,11 @@
 //! Tens of thousands of random schedules of three posters and a card, with the real posting code in a single thread.
 //!
-//! Each poster is a coroutine that stops before nearly every access to a shared word. A random scheduler chooses which poster runs next,
-//! and when the card takes a doorbell or completes one of its requests, in any order. Memory is sequentially consistent here; `interleavings`
-//! checks orderings. This test adds breadth: more posters and posts, flushes with other posters' requests in flight, every wrap. A failure names its seed: FERROGIN_SCHEDULE=SEED repeats it, and FERROGIN_SCHEDULES=N runs N schedules of each
-//! configuration (default 200; 1,000 in `make check`, 3,000 in a soak run).
+//! Each poster is a coroutine that stops before nearly every access to a shared word. A random scheduler chooses which
+//! poster runs next, and when the card takes a doorbell or completes one of its requests, in any order. Memory is
+//! sequentially consistent here; `interleavings` checks orderings. This test adds breadth: more posters and posts,
+//! flushes with other posters' requests in flight, every wrap. A failure names its seed: FERROGIN_SCHEDULE=SEED repeats
+//! it, and FERROGIN_SCHEDULES=N runs N schedules of each configuration (default 200; 1,000 in `make check`, 3,000 in a
+//! soak run).
 
 use super::card::{Card, Config, Doorbell, Engine, Poster, Runner};
 use super::ops::{
@@ -55,7 +57,8 @@ impl Simulation {
         self.random.borrow_mut().index(below)
     }
 
-    /// Lets a doorbell arrive, the card fetch requests, or one request complete. Returns false if there was nothing to do.
+    /// Lets a doorbell arrive, the card fetch requests, or one request complete. Returns false if there was nothing to
+    /// do.
     fn step_card(&self) -> bool {
         let (late, mut engine) = (self.card.late_posters(), self.engine.borrow_mut());
         if !late.is_empty() && self.random(3) == 0 {
@@ -167,7 +170,8 @@ fn explore_all(config: Config) {
     }
 }
 
-/// Checks that some schedule breaks a rule: the rule `why`, or one of several separated by `|`. Changes the process's panic hook.
+/// Checks that some schedule breaks a rule: the rule `why`, or one of several separated by `|`. Changes the process's
+/// panic hook.
 fn must_fail(config: Config, why: &str) {
     must_fail_by(&[Policy::Combining, Policy::Locked], config, why);
 }
@@ -306,7 +310,8 @@ fn break_every_invariant() {
     must_fail(mutation(Mutation::NoSlotGuard, Config { slots: 8, ..groups }), "was overwritten");
     must_fail(mutation(Mutation::NoBatchBound, Config { max_batch: 8, ..groups }), "may be unrung");
     let posters: &[&[Op]] = &[&[Put, Flush, Flush, Put, Flush, Flush], &[Put, Flush, Flush, Put, Flush, Flush]];
-    // A flush doesn't stop between an empty leaf word and its summary word, so only the model finds an insertion lost there.
+    // A flush doesn't stop between an empty leaf word and its summary word, so only the model finds an insertion lost
+    // there.
     for lost in [Mutation::Uncounted(1), Mutation::EarlyRemoval] {
         must_fail(mutation(lost, Config { posters, ..BASE }), "a flush returned before");
     }

@@ -1,5 +1,5 @@
-//! The posting code in threads of the machine, each policy in each form and mode: no request is lost, rung early or overwritten, and no
-//! flush returns early, whatever the order of completion. Some tests play the card themselves.
+//! The posting code in threads of the machine, each policy in each form and mode: no request is lost, rung early or
+//! overwritten, and no flush returns early, whatever the order of completion. Some tests play the card themselves.
 
 use super::Model;
 use super::card::{Card, Config, Doorbell, Engine, Poster, Runner};
@@ -185,7 +185,8 @@ fn calls_in_different_modes_follow_one_another() {
 fn guard_of_value_slots_is_stricter_than_count() {
     let machine = Machine::new(Config { sq_size: 8, max_batch: 4, slots: 8, ..BASE }, 8);
     let poster = machine.poster(0);
-    // Eight posts are rung, and the card completes the last one first. By the count alone, slot 0 would be free for post 8.
+    // Eight posts are rung, and the card completes the last one first. By the count alone, slot 0 would be free for
+    // post 8.
     for token in 1..=8 {
         poster.post(false, token).unwrap();
     }

@@ -1,9 +1,11 @@
-//! All interleavings of two senders, their cards, the signal proxy and the words' owner, explored breadth-first with the crate's code.
+//! All interleavings of two senders, their cards, the signal proxy and the words' owner, explored breadth-first with
+//! the crate's code.
 //!
-//! Requests land in any order and complete later, in any order. One that finds no receive writes its bytes and lands again later. The
-//! owner resets words, and recreates its context while signals are under way. The words start near 2^64. An add is wrong if the signal is
-//! early, changed, applied twice or applied to a later context; an end state is wrong if a signal is lost or a sum is inexact. The
-//! protocol's guards are also removed, and then the exploration finds a wrong state.
+//! Requests land in any order and complete later, in any order. One that finds no receive writes its bytes and lands
+//! again later. The owner resets words, and recreates its context while signals are under way. The words start near
+//! 2^64. An add is wrong if the signal is early, changed, applied twice or applied to a later context; an end state is
+//! wrong if a signal is lost or a sum is inexact. The protocol's guards are also removed, and then the exploration
+//! finds a wrong state.
 
 use ferrogin_ffi::signals::*;
 use std::collections::{HashSet, VecDeque};
@@ -214,7 +216,8 @@ fn steps(settings: &Settings, state: &State) -> Result<Vec<State>, String> {
         all.push(after(&|next| {
             (next.is_second, next.next, next.waits) = (true, [FIRST as u8; 2], [None; 2]);
             for status in &mut next.requests {
-                // The card refuses the first context's requests that are under way; no wait depends on their completions.
+                // The card refuses the first context's requests that are under way; no wait depends on their
+                // completions.
                 if *status == Status::Landed || *status == Status::UnderWay && !settings.lacks(Without::QKey) {
                     *status = Status::Completed;
                 }

@@ -1,8 +1,8 @@
 //! Four ranks on an unordered network, with few receives and slow signal proxies, checked by an oracle.
 //!
-//! A request lands at any time, consumes a receive if it carries a signal, and completes at any time after that. The oracle knows
-//! which signal each completion belongs to, and which requests that signal covers. It fails if a signal is early, lost, applied
-//! twice, changed, or applied to a later context.
+//! A request lands at any time, consumes a receive if it carries a signal, and completes at any time after that. The
+//! oracle knows which signal each completion belongs to, and which requests that signal covers. It fails if a signal is
+//! early, lost, applied twice, changed, or applied to a later context.
 
 use ferrogin_ffi::signals::*;
 use ferrogin_test_support::Random;
@@ -311,7 +311,8 @@ impl Network {
         }
     }
 
-    /// Destroys a context on all ranks and recreates it with the same queue pair numbers. Completions stay in the queues.
+    /// Destroys a context on all ranks and recreates it with the same queue pair numbers. Completions stay in the
+    /// queues.
     fn abort(&mut self, context: usize, settings: &Settings) {
         self.generations[context] += 1;
         self.under_way.retain(|request| request.pair.1 != context);

@@ -8,7 +8,8 @@ use ferrogin_device::{Action, Flags, Status};
 const BYTES: u64 = 256;
 
 impl Run<'_> {
-    /// Posts `burst` puts, starts a flush, and posts `burst` more puts. The first puts' sources change right after the wait for the flush.
+    /// Posts `burst` puts, starts a flush, and posts `burst` more puts. The first puts' sources change right after the
+    /// wait for the flush.
     pub(super) fn send_async(&self, rep: u32) -> Step {
         let Plan { rank, burst, .. } = *self.plan;
         let failed = |status: Status| Failure::of(status, rank);

@@ -16,9 +16,10 @@ const PUTS: u64 = LANE / 2;
 const COPY: u64 = PUTS + LANE / 4;
 
 impl Run<'_> {
-    /// In each of `reps` rounds, every lane posts a row of values and a row of puts to each target; the lanes take the targets in different
-    /// orders. Values have a signal in every second round, and puts a counter in every third. Lanes whose operations are refused take part
-    /// in each round. After a flush, the lane gets everything back and compares it. The signal counts must be exact.
+    /// In each of `reps` rounds, every lane posts a row of values and a row of puts to each target; the lanes take the
+    /// targets in different orders. Values have a signal in every second round, and puts a counter in every third.
+    /// Lanes whose operations are refused take part in each round. After a flush, the lane gets everything back and
+    /// compares it. The signal counts must be exact.
     pub(super) fn together(&self, rep: &mut u32) -> Step {
         let Plan { lanes, reps, rank, nranks, .. } = *self.plan;
         let (mut counted, ntargets) = (0, self.plan.targets().count() as u32);

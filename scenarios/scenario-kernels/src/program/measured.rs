@@ -68,8 +68,8 @@ impl Run<'_> {
         time.map(|time| (time.start, time.end - time.start)).map_err(|status| Failure::of(status, 1 - rank))
     }
 
-    /// In round r, a rank signals the rank 2^r ahead and waits for the one 2^r behind. `number` counts the barriers from 1, because the
-    /// signals are never reset.
+    /// In round r, a rank signals the rank 2^r ahead and waits for the one 2^r behind. `number` counts the barriers
+    /// from 1, because the signals are never reset.
     fn barrier(&self, number: u32) -> Result<(), Status> {
         let Plan { rank, nranks, .. } = *self.plan;
         let (mut round, mut distance) = (0, 1);
@@ -118,8 +118,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Each rank puts a block to every other rank. One signal counts the blocks that have arrived, in any order; another counts the ranks
-    /// that have read theirs, so that no rank overwrites an unread block.
+    /// Each rank puts a block to every other rank. One signal counts the blocks that have arrived, in any order;
+    /// another counts the ranks that have read theirs, so that no rank overwrites an unread block.
     pub(super) fn all_to_all(&self, rep: &mut u32) -> Step {
         let Plan { rank, nranks, window, bytes, measured, .. } = *self.plan;
         let others = u64::from(nranks - 1);

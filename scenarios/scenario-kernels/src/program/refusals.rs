@@ -6,8 +6,8 @@ use core::ptr::null_mut;
 use ferrogin_device::{Action, Flags, Status, Window};
 
 impl Run<'_> {
-    /// Calls each operation with out-of-range arguments, then sends a signal. An operation that isn't refused would change a counter or
-    /// memory.
+    /// Calls each operation with out-of-range arguments, then sends a signal. An operation that isn't refused would
+    /// change a counter or memory.
     pub(super) fn send_refused(&self, _rep: u32) -> Step {
         let Plan { rank, nranks, window, .. } = *self.plan;
         let (context, none) = (&self.context, Window(null_mut()));

@@ -9,10 +9,10 @@ const AGGREGATE: u32 = 2;
 const CELLS: u32 = (LANE / 8) as u32;
 
 impl Run<'_> {
-    /// Posts `reps` rounds of up to `burst` different values to each target; the rounds' lengths differ between threads. Each round ends
-    /// with a flush; then the thread gets the target's words and compares them. A flush that returns early, or a slot that is overwritten
-    /// while the card still needs it, causes a wrong value. If values carry a signal, its final count is the number of values from all
-    /// threads.
+    /// Posts `reps` rounds of up to `burst` different values to each target; the rounds' lengths differ between
+    /// threads. Each round ends with a flush; then the thread gets the target's words and compares them. A flush that
+    /// returns early, or a slot that is overwritten while the card still needs it, causes a wrong value. If values
+    /// carry a signal, its final count is the number of values from all threads.
     pub(super) fn storm(&self, rep: &mut u32, signalled: bool) -> Step {
         let Plan { lane, lanes, burst, reps, .. } = *self.plan;
         let action = if signalled { self.sent() } else { Action::NONE };

@@ -1,4 +1,5 @@
-//! Strong signals and signals in memory. If the card counts signals, these must be refused, and a flush takes their place.
+//! Strong signals and signals in memory. If the card counts signals, these must be refused, and a flush takes their
+//! place.
 
 use super::{Failure, Run, Step, value};
 use crate::plan::{LANE, Plan, Verdict};
@@ -18,8 +19,8 @@ impl Run<'_> {
         if self.context.emulates_signals() && rep % 2 == 1 { 70_000 } else { 3 }
     }
 
-    /// Posts a burst to each target, alternating between values, puts, and puts with a counter, some of them deferred. Then come two strong
-    /// signals, one in memory and one by id, and a weak one in memory.
+    /// Posts a burst to each target, alternating between values, puts, and puts with a counter, some of them deferred.
+    /// Then come two strong signals, one in memory and one by id, and a weak one in memory.
     pub(super) fn send_strong(&self, rep: u32) -> Step {
         let Plan { rank, lane, burst, window, .. } = *self.plan;
         let word = |at| window.at(self.plan.inbox(rank) + at);

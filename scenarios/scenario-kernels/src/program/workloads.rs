@@ -1,7 +1,8 @@
-//! Programs whose signals are words in memory (FERROGIN_SIGNALS=emulated): the patterns of NCCL's barriers, DeepEP and nccl_ep.
+//! Programs whose signals are words in memory (FERROGIN_SIGNALS=emulated): the patterns of NCCL's barriers, DeepEP and
+//! nccl_ep.
 //!
-//! Each checks all bytes and counts against a reference computed from the round, the ranks and the token. Ranks also send to themselves.
-//! With [`Spoil`], a program makes a deliberate mistake, to show that the checks find it.
+//! Each checks all bytes and counts against a reference computed from the round, the ranks and the token. Ranks also
+//! send to themselves. With [`Spoil`], a program makes a deliberate mistake, to show that the checks find it.
 
 use super::{Failure, Run, Step, pattern_word, value};
 use crate::api;
@@ -32,7 +33,8 @@ const INTERVAL: u64 = 6;
 const CHANNELS: u32 = 16;
 /// Channels of [`Run::deep_ep_indexed`], each with its own context.
 const INDEXED_CHANNELS: u32 = 11;
-/// Signals per context of [`Run::deep_ep_indexed`]: each rank's tokens, each rank's token counts, and the ranks that have taken theirs.
+/// Signals per context of [`Run::deep_ep_indexed`]: each rank's tokens, each rank's token counts, and the ranks that
+/// have taken theirs.
 const SIGNALS: u32 = 21;
 const NUMBERS: u32 = MAX_RANKS;
 const TAKEN: u32 = SIGNALS - 1;
@@ -168,7 +170,8 @@ impl Run<'_> {
         self.context.signal(peer, action, flags).map_err(|status| Failure::of(status, peer))
     }
 
-    /// Sends signal `first + rank` to each rank, then waits for one from each. `count` is this barrier's number, from 1.
+    /// Sends signal `first + rank` to each rank, then waits for one from each. `count` is this barrier's number, from
+    /// 1.
     fn meet(&self, first: u32, count: u32, flags: Flags) -> Step {
         for peer in self.everyone() {
             self.raise_with(peer, Action::signal_inc((first + self.plan.rank) as u16), flags)?;
@@ -176,8 +179,8 @@ impl Run<'_> {
         (0..self.plan.nranks).try_for_each(|peer| self.await_signal(first + peer, count.into(), peer))
     }
 
-    /// Alternates barriers and all-to-all. The puts are announced in turn by a barrier's strong signals without a flush, by a weak signal
-    /// with each put, and by a flush and a barrier's weak signals.
+    /// Alternates barriers and all-to-all. The puts are announced in turn by a barrier's strong signals without a
+    /// flush, by a weak signal with each put, and by a flush and a barrier's weak signals.
     pub(super) fn exchange(&self, rep: &mut u32) -> Step {
         let Plan { rank, nranks, reps, lane, lanes, .. } = *self.plan;
         let from = |peer: u32| self.plan.outbox() + u64::from(peer * lanes + lane) * BLOCK;
@@ -251,7 +254,8 @@ impl Run<'_> {
         self.word(offset).store(value, Ordering::Release);
     }
 
-    /// Threads 1 and up dispatch and combine in their channels. Thread 0 flushes their posts, announces them, and meets the other ranks.
+    /// Threads 1 and up dispatch and combine in their channels. Thread 0 flushes their posts, announces them, and meets
+    /// the other ranks.
     pub(super) fn deep_ep(&self, rep: &mut u32) -> Step {
         let Plan { rank, lane, lanes, reps, .. } = *self.plan;
         let (posted, done, go) = (0, CHANNELS, CHANNELS + lanes);
@@ -353,7 +357,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Flushes the replies that another thread posted, whose sources are then free, and tells each rank with a weak signal.
+    /// Flushes the replies that another thread posted, whose sources are then free, and tells each rank with a weak
+    /// signal.
     fn end_combine(&self, round: u32, channel: u32) -> Step {
         let Plan { rank, window, .. } = *self.plan;
         if self.plan.spoil != Spoil::Flush {
@@ -431,7 +436,8 @@ impl Run<'_> {
         self.await_signal(TAKEN, u64::from(round + 1) * u64::from(nranks), rank)
     }
 
-    /// The amount of one strong signal is the number of tokens plus one, and the receiver takes the first nonzero value.
+    /// The amount of one strong signal is the number of tokens plus one, and the receiver takes the first nonzero
+    /// value.
     pub(super) fn nccl_ep(&self, rep: &mut u32) -> Step {
         let Plan { nranks, reps, .. } = *self.plan;
         for round in 0..reps {

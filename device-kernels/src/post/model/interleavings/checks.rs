@@ -41,7 +41,8 @@ fn must_fail(config: Config, why: &str) {
     assert!(is_wanted, "{:?} was found by another rule: {text}", config.mutation);
 }
 
-/// A flush raises the barrier, the second one empties the leaf word, and the third, on the other thread, empties the summary word.
+/// A flush raises the barrier, the second one empties the leaf word, and the third, on the other thread, empties the
+/// summary word.
 const SUMMARY: &[&[Op]] = &[&[Put, Flush, Flush, Put, Flush], &[Flush]];
 /// The third flush empties the leaf word.
 const LEAF: &[&[Op]] = &[&[Put, Flush, Put, Flush], &[Flush]];
@@ -137,8 +138,8 @@ fn groups_are_flushed_and_ring_aggregated_posts() {
     check_one(Policy::Combining, &ONE_ORDER, Config { max_batch: 4, sq_size: 8, preemptions: 1, posters, ..BASE });
 }
 
-/// Divided by the card's batch, the value slots, the ring and the cursor's wrap. One poster and the card suffice, because each part is
-/// admitted on its own.
+/// Divided by the card's batch, the value slots, the ring and the cursor's wrap. One poster and the card suffice,
+/// because each part is admitted on its own.
 #[test]
 fn groups_are_divided() {
     let config = Config { max_batch: 4, preemptions: 1, posters: &[&[Group(3), Flush]], ..BASE };
