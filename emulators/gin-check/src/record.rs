@@ -33,9 +33,8 @@ impl Call {
             "fgin_wait_signal" | "fgin_wait_counter" => Self::Wait,
             "fgin_reset_signal" | "fgin_reset_counter" => Self::Reset,
             "fgin_read_signal" | "fgin_read_counter" => Self::Value,
-            "fgin_flush" | "fgin_flush_part" | "fgin_fast_flush" | "fgin_wait_request" | "fgin_test_request" => {
-                Self::Flush
-            }
+            "fgin_flush" | "fgin_settle" | "fgin_flush_part" | "fgin_fast_flush" | "fgin_wait_request"
+            | "fgin_test_request" => Self::Flush,
             _ => Self::Other,
         }
     }
