@@ -49,6 +49,8 @@
 //!   (`posts_are_flushed_beside_removals`).
 //! * `rare`: It matters only if several other threads get through a pass, or empty the set of used endpoints, in
 //!   between, which needs more seeds; other places of the same source line are found.
+//! * `unposted`: The release of the lock after a wait for room that failed. Since the fence behind its doorbell, the
+//!   thread has only read.
 //! * `whole`: NCCL's device code has deferred a whole batch, and this code has no request pending; in the test, the
 //!   wait for room rings the doorbell first.
 //!
