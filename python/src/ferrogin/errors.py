@@ -92,5 +92,6 @@ def of_status(call: str, status: int, text: str) -> Error:
 
 def of_gin_status(status: int, text: str) -> GinError:
     """Returns the exception for a failed function of ferrogin/gin.h."""
-    kind = {GinStatus.TIMEOUT: GinTimeout, GinStatus.PEER_LOST: GinPeerLost}.get(status, GinError)
+    kinds: dict[int, type[GinError]] = {GinStatus.TIMEOUT: GinTimeout, GinStatus.PEER_LOST: GinPeerLost}
+    kind = kinds.get(status, GinError)
     return kind(text, GinStatus(status) if status in list(GinStatus) else status)

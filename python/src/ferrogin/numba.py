@@ -45,6 +45,7 @@ warp_put_value = _function("fgin_warp_put_value", _u64, _u32, _u32, _u64, _u64, 
 warp_signal = _function("fgin_warp_signal", _u64, _u32, _u32, _u64, _u32)
 ring = _function("fgin_ring", _u64)
 flush = _function("fgin_flush", _u64)
+settle = _function("fgin_settle", _u64)
 flush_part = _function("fgin_flush_part", _u64, _u32, _u32)
 flush_async = _function("fgin_flush_async", _u64, _request)
 wait_request = _function("fgin_wait_request", _u64, _request)

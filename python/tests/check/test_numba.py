@@ -58,6 +58,7 @@ def every_function(context, peer, window, statuses):  # type: ignore[no-untyped-
     statuses[18] = gin.put_signal_at(context, peer, window, 0, window, 8, 8, window, 16, 5, 0, gin.STRONG)
     statuses[19] = gin.put_value_signal_at(context, peer, window, 0, 5, 8, window, 16, 5, gin.DEFAULT)
     statuses[20] = gin.signal_at(context, peer, window, 16, 5, gin.DEFAULT)
+    statuses[21] = gin.settle(context)
 
 
 def test_every_function_compiles_and_links() -> None:

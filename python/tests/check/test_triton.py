@@ -100,7 +100,8 @@ def test_module_has_the_functions_of_the_header() -> None:
     assert len(found) >= 13
     assert found == {name: headers[name] for name in found}
     # A flush by one thread is enough for a program; requests make no sense in one, and lanes have no operations of their own.
-    of_threads = {"fgin_flush_part", "fgin_flush_async", "fgin_wait_request", "fgin_test_request"}
+    # A Triton program that isolates peers acknowledges the loss and flushes again.
+    of_threads = {"fgin_settle", "fgin_flush_part", "fgin_flush_async", "fgin_wait_request", "fgin_test_request"}
     of_lanes = {"fgin_warp_put", "fgin_warp_put_value", "fgin_warp_signal"}
     assert headers.keys() - found.keys() == of_threads | of_lanes | {"fgin_status_name"}
 
