@@ -3,14 +3,14 @@
 use std::collections::VecDeque;
 
 use super::outgoing::{UNREAD_WINDOW, report_bytes};
-use super::{Callback, ReadDone};
+use super::{Callback, ReadDone, ReadId};
 use crate::ChannelError;
 
 /// How many messages are read between two reports to the peer.
 const READ_REPORT_INTERVAL: u32 = UNREAD_WINDOW / 4;
 
 struct QueuedRead {
-    ticket: u64,
+    id: ReadId,
     done: ReadDone,
 }
 
@@ -80,16 +80,16 @@ impl Incoming {
     }
 
     /// Adds a read; true if the carrier must be asked for a message.
-    pub fn push(&mut self, ticket: u64, done: ReadDone) -> bool {
-        self.reads.push_back(QueuedRead { ticket, done });
+    pub fn push(&mut self, id: ReadId, done: ReadDone) -> bool {
+        self.reads.push_back(QueuedRead { id, done });
         let must_ask = self.asked < self.reads.len();
         self.asked += usize::from(must_ask);
         must_ask
     }
 
     /// Cancels a read. The next read gets the message it was waiting for.
-    pub fn cancel(&mut self, ticket: u64) -> Option<ReadDone> {
-        let at = self.reads.iter().position(|queued| queued.ticket == ticket)?;
+    pub fn cancel(&mut self, id: ReadId) -> Option<ReadDone> {
+        let at = self.reads.iter().position(|queued| queued.id == id)?;
         self.reads.remove(at).map(|queued| queued.done)
     }
 
@@ -125,7 +125,7 @@ impl Incoming {
         while !self.reads.is_empty()
             && let Some(message) = self.unclaimed.pop_front()
         {
-            callbacks.extend(self.reads.pop_front().map(|read| Callback::Read(read.done, Ok(message), read.ticket)));
+            callbacks.extend(self.reads.pop_front().map(|read| Callback::Read(read.done, Ok(message), read.id)));
         }
     }
 
@@ -136,7 +136,7 @@ impl Incoming {
 
     /// Ends all reads with `error`, in order.
     pub fn fail(&mut self, error: &ChannelError, callbacks: &mut Vec<Callback>) {
-        callbacks.extend(self.reads.drain(..).map(|read| Callback::Read(read.done, Err(error.clone()), read.ticket)));
+        callbacks.extend(self.reads.drain(..).map(|read| Callback::Read(read.done, Err(error.clone()), read.id)));
     }
 
     /// The peer's last message is the one before `end`: reads end once it has been read.

@@ -61,10 +61,17 @@ pub(crate) struct Opened {
     pub max_write: usize,
 }
 
-/// A callback that is due, with its argument. A read also has its ticket.
+/// Which read it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReadId {
+    pub channel: u32,
+    pub ticket: u64,
+}
+
+/// A callback that is due, with its argument.
 pub(crate) enum Callback {
     Write(WriteDone, Result<Payload, ChannelError>),
-    Read(ReadDone, Result<(u64, Vec<u8>), ChannelError>, u64),
+    Read(ReadDone, Result<(u64, Vec<u8>), ChannelError>, ReadId),
     Open(OpenDone, Result<Opened, ChannelError>),
     Close(CloseDone, Result<(), ChannelError>),
 }

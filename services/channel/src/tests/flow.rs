@@ -5,6 +5,7 @@ use crate::Payload;
 use crate::carrier::Closed;
 use crate::carrier::tags::endpoint::Addr;
 use crate::carrier::tags::outgoing::{Outgoing, PAYLOAD_WINDOW};
+use crate::proto::ReadId;
 use crate::proto::carrier::Peer;
 use crate::proto::incoming::{Incoming, ReadReport};
 use crate::proto::outgoing;
@@ -123,13 +124,14 @@ fn longer_message_is_offered_and_sent_for_a_waiting_read() {
 
 #[test]
 fn reports_follow_messages_bytes_and_offers() {
+    const READ: ReadId = ReadId { channel: 0, ticket: 0 };
     let mut callbacks = Vec::new();
     let mut reader = Incoming::new(400);
     reader.start_at(u32::MAX);
     let mut report_after = |reader: &mut Incoming, count: usize, len: usize| {
         for _ in 0..count {
             assert_eq!(reader.report(), None);
-            reader.push(0, Box::new(|_| ()));
+            reader.push(READ, Box::new(|_| ()));
             reader.message(vec![0; len], &mut callbacks);
         }
         reader.report()
@@ -137,11 +139,11 @@ fn reports_follow_messages_bytes_and_offers() {
     assert_eq!(report_after(&mut reader, 64, 0), Some(ReadReport { id: 63, is_awaited: false }));
     assert_eq!(report_after(&mut reader, 2, 51), Some(ReadReport { id: 65, is_awaited: false }));
     reader.offer(66);
-    assert!(reader.push(0, Box::new(|_| ())));
+    assert!(reader.push(READ, Box::new(|_| ())));
     assert_eq!(reader.report(), None, "the read waits for an earlier message");
     reader.message(Vec::new(), &mut callbacks);
     assert_eq!(reader.report(), None, "no read waits");
-    reader.push(0, Box::new(|_| ()));
+    reader.push(READ, Box::new(|_| ()));
     assert_eq!(reader.report(), Some(ReadReport { id: 66, is_awaited: true }));
     assert_eq!(reader.report(), None, "an offer is answered once");
 }

@@ -12,7 +12,7 @@ use crate::proto::channel_state::{ChannelState, Closing, Listening, Phase, Remot
 use crate::proto::incoming::Incoming;
 use crate::proto::outgoing::Outgoing;
 use crate::proto::wire::{self, Address, Control, Kind, NAME_MAX, SHARED_LISTENER, Transport, secret};
-use crate::proto::{Callback, CloseDone, OpenDone, Opened, ReadDone, WriteDone};
+use crate::proto::{Callback, CloseDone, OpenDone, Opened, ReadDone, ReadId, WriteDone};
 use crate::{ChannelError, Payload, Reason};
 
 /// How many channels an endpoint can have had.
@@ -33,20 +33,21 @@ impl Engine {
 
     /// Queues a read.
     pub fn read(&mut self, channel: u32, ticket: u64, buffer: Vec<u8>, done: ReadDone) {
+        let id = ReadId { channel, ticket };
         let result = match find(&mut self.channels, channel) {
             None => Err(ChannelError::Stopped),
             Some(state) => match (state.incoming.take_unclaimed(), state.refuses_reads()) {
                 (Some(message), _) => Ok(message),
                 (None, Some(error)) => Err(error),
                 (None, None) => {
-                    if state.incoming.push(ticket, done) {
+                    if state.incoming.push(id, done) {
                         self.carrier.read(state.addr, buffer);
                     }
                     return self.schedule(channel);
                 }
             },
         };
-        self.callbacks.push(Callback::Read(done, result, ticket));
+        self.callbacks.push(Callback::Read(done, result, id));
     }
 
     /// Takes back a message that was delivered but not used: the next read gets it, even if the channel has ended
@@ -63,16 +64,26 @@ impl Engine {
     pub fn cancel(&mut self, channel: u32, ticket: u64) {
         let Some(state) = find(&mut self.channels, channel) else { return };
         let error = ChannelError::Cancelled { peer: Arc::clone(&state.peer) };
+        let id = ReadId { channel, ticket };
         if let Some(done) = state.outgoing.cancel(ticket) {
             self.callbacks.push(Callback::Write(done, Err(error)));
-        } else if let Some(done) = state.incoming.cancel(ticket) {
-            self.callbacks.push(Callback::Read(done, Err(error), ticket));
+        } else if let Some(done) = state.incoming.cancel(id) {
+            self.callbacks.push(Callback::Read(done, Err(error), id));
         } else if let Some(at) =
-            self.callbacks.iter().position(|callback| matches!(callback, Callback::Read(_, Ok(_), of) if *of == ticket))
-            && let Callback::Read(done, Ok((number, bytes)), _) = self.callbacks.remove(at)
+            self.callbacks.iter().position(|callback| matches!(callback, Callback::Read(_, Ok(_), of) if *of == id))
+            && let Callback::Read(done, Ok(mut message), _) = self.callbacks.remove(at)
         {
-            // The read has its message, but its callback hasn't run: the next read gets the message.
-            self.callbacks.push(Callback::Read(done, Err(error), ticket));
+            // The read has its message, but its callback hasn't run: the channel's next read gets the message. That read
+            // may have one, too, which goes to the one after it, so that messages stay in order.
+            for later in &mut self.callbacks[at..] {
+                if let Callback::Read(_, Ok(next), of) = later
+                    && of.channel == channel
+                {
+                    std::mem::swap(&mut message, next);
+                }
+            }
+            self.callbacks.push(Callback::Read(done, Err(error), id));
+            let (number, bytes) = message;
             state.incoming.take_back(number, bytes, &mut self.callbacks);
         }
         self.pump(channel);
