@@ -8,30 +8,21 @@
 # scripts/aarch64-tools.sh lists the tools. The emulator is qemu-aarch64 (Debian: qemu-user).
 set -uo pipefail
 
-cd "$(dirname "${BASH_SOURCE[0]}")/.." || exit 1
+. "$(dirname "$0")/../tests/counts.sh"
+cd "$root" || exit 1
 . scripts/aarch64-tools.sh
 tests=${FERROGIN_AARCH64_TESTS:-}
-passed=0 failed=0 skipped=0
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
-pass() { echo "PASS $1" && passed=$((passed + 1)); }
-fail() { echo "FAIL $1" && failed=$((failed + 1)); }
-skip() { echo "SKIP $1" && skipped=$((skipped + 1)); }
-
-finish() {
-    echo "aarch64: $passed passed, $failed failed, $skipped skipped"
-    [ "$failed" -eq 0 ]
-    exit
-}
 
 if [ "$(uname -m)" = aarch64 ]; then
     skip "aarch64: this machine is one, and its own tests say more"
-    finish
+    finish aarch64
 fi
 if ! aarch64_tools; then
     skip "aarch64: $why"
-    finish
+    finish aarch64
 fi
 
 export CARGO_TARGET_DIR=${CARGO_TARGET_DIR:-target}/aarch64 CARGO_INCREMENTAL=0 CARGO_PROFILE_DEV_DEBUG=false
@@ -41,14 +32,13 @@ packages=(-p ferrogin-host-plugin -p ferrogin-host-api -p softefa -p ferrogin-de
 what="the plugin, the host API, the software card and the device library"
 [ -z "$tests" ] || { packages=(--workspace) what="the workspace"; }
 if ! "$cargo" build "${packages[@]}" --locked "${options[@]}" >"$log" 2>&1; then
-    cat "$log"
     fail "aarch64 build: $what"
-    finish
+    finish aarch64
 fi
 pass "aarch64 build: $what"
 if [ -z "$tests" ]; then
     skip "aarch64 tests: they take minutes; FERROGIN_AARCH64_TESTS=1 or \`cargo xtask soak aarch64\` runs them in an emulator"
-    finish
+    finish aarch64
 fi
 
 # Runs `cargo test` for the target with these arguments, and adds up libtest's totals.
@@ -59,23 +49,21 @@ run_tests() {
     totals=$(awk '/^test result: /{ok += $4; bad += $6; left += $8} END {print ok + 0, bad + 0, left + 0}' "$log")
     read -r ok bad left <<<"$totals"
     passed=$((passed + ok)) failed=$((failed + bad)) skipped=$((skipped + left))
-    if [ "$status" -ne 0 ]; then
-        cat "$log"
-        [ "$bad" -gt 0 ] || fail "aarch64 tests: cargo test $* ended with status $status"
-    fi
+    [ "$status" -eq 0 ] || cat "$log"
+    [ "$status" -eq 0 ] || [ "$bad" -gt 0 ] || fail "aarch64 tests: cargo test $* ended with status $status"
     echo "aarch64: of cargo test $*: $ok passed, $bad failed, $left ignored"
 }
 
 emulator=$(command -v qemu-aarch64 || command -v qemu-aarch64-static)
 if [ -z "$emulator" ]; then
     skip "aarch64 tests: no qemu-aarch64"
-    finish
+    finish aarch64
 fi
 if [ ! -e "/usr/$gnu/lib/ld-linux-aarch64.so.1" ]; then
     skip "aarch64 tests: no C library for $gnu in /usr/$gnu"
-    finish
+    finish aarch64
 fi
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="timeout 300 $emulator -L /usr/$gnu"
 run_tests -p efa-dp-direct -p ferrogin-ffi-headers -p mlx5 -p ferrogin-device-kernels --lib --tests
 run_tests -p soft-nic --lib memory::copy
-finish
+finish aarch64

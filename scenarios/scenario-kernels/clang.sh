@@ -2,30 +2,15 @@
 # Compiles CUDA C++ with NCCL's headers to PTX, without CUDA's headers: clang.sh FILE OUT [OPTION...]
 #
 # The headers are those of NCCL 2.32.3, which tests/foreign/fetch-headers.sh fetches from PyPI once (into .cache/). Exits with 3 and the
-# reason if they are unavailable, or if there is no clang 22: clang 19's LLVM can't compile acquiring loads for a GPU.
+# reason if they are unavailable, or if there is no clang 22.
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-root=$(cd "$here/../.." && pwd)
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 file=$1 out=$2
 shift 2
 release=2.32.3
-clang=
-for command in clang-22 clang; do
-    version=$("$command" -dumpversion 2>/dev/null | cut -d. -f1) || continue
-    if [ "${version:-0}" -ge 22 ]; then
-        clang=$command
-        break
-    fi
-done
-if [ -z "$clang" ]; then
-    echo "no clang 22 is here (apt-get install clang-22)" >&2
-    exit 3
-fi
-if ! why=$("$root/tests/foreign/fetch-headers.sh" $release "$root/.cache" 2>&1); then
-    echo "no headers of NCCL $release: $why" >&2
-    exit 3
-fi
+clang=$("$root/scripts/clang-22.sh" clang)
+"$root/tests/foreign/fetch-headers.sh" $release "$root/.cache"
 # gnu++17, because NCCL's headers use typeof; without NCCL's other backends.
 exec "$clang" -x cuda -std=gnu++17 --cuda-device-only --cuda-gpu-arch=sm_70 --cuda-feature=+ptx82 -nocudainc -nocudalib -O2 -S -DNDEBUG \
     -DNCCL_OS_LINUX=1 -DNCCL_GIN_EFA_GDA_ENABLE=1 -DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENABLE=0 \

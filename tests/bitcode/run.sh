@@ -8,44 +8,23 @@
 # failed. What isn't available counts as skipped.
 set -uo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-root=$(cd "$here/../.." && pwd)
+. "$(dirname "$0")/../counts.sh"
 dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
 older=2.31.2 release=2.32.3
-passed=0 failed=0 skipped=0
 faults=seed=3,reorder=64,reread=0.2,delay_us=0..200
 work=$(mktemp -d)
 log=$work/log
 trap 'rm -rf "$work"' EXIT
 export FERROGIN_PROVIDER=softefa FERROGIN_DEVICE=cuda
 
-skip() {
-    echo "SKIP $1: $(tail -n 1 "$log")"
-    skipped=$((skipped + 1))
-}
-
-# count NAME STATUS: prints and counts a program's lines. A program that ends without a FAIL line, but with an error, counts as failed.
-count() {
-    grep -E '^(PASS|FAIL) ' "$log"
-    passed=$((passed + $(grep -c '^PASS ' "$log")))
-    failed=$((failed + $(grep -c '^FAIL ' "$log")))
-    [ "$2" -eq 0 ] && return
-    echo "FAIL $1: status $2"
-    tail -n 12 "$log" | sed 's/^/    /'
-    failed=$((failed + 1))
-}
-
 # check NAME COMMAND...: one test, which is a command that succeeds.
 check() {
     local name=$1
     shift
     if "$@" >"$log" 2>&1; then
-        echo "PASS $name"
-        passed=$((passed + 1))
+        pass "$name"
     else
-        echo "FAIL $name"
-        grep -v 'loop not unrolled' "$log" | tail -n 12 | sed 's/^/    /'
-        failed=$((failed + 1))
+        fail "$name"
     fi
 }
 
@@ -90,7 +69,7 @@ refuses() {
 with_nccl() {
     local version functions name
     if ! clang=$("$environment/bin/python" -c 'import ferrogin.nccl_bitcode as made; print(made.find_clang())' 2>"$log"); then
-        skip "kernels with NCCL's bitcode"
+        skip "kernels with NCCL's bitcode: $(tail -n 1 "$log")"
         return
     fi
     for version in "$older" "$release"; do
@@ -100,7 +79,7 @@ with_nccl() {
             --nccl "$root/.cache/nccl-$version" "$work/home-$version"
         "$llvm20/bin/python" "$here/drop_in.py" "$root/.cache/nccl-$version/lib/libnccl_device.bc" "$work/home-$version/lib/libnccl_device.bc" \
             $functions >"$log" 2>&1
-        count "the drop-in for NCCL $version" $?
+        count "$log" $? "the drop-in for NCCL $version"
         check "kernels linked with the drop-in, NCCL $version" link "$version" "$work/home-$version/lib/libnccl_device.bc" "$work/ours-$version.ptx"
     done
     check "kernels linked with NCCL's bitcode, without !tbaa" link $release "$root/.cache/nccl-$release/lib/libnccl_device.bc" "$work/theirs.ptx" --strip-tbaa
@@ -125,23 +104,23 @@ with_nccl() {
     done
     mkdir "$work/refusals"
     "$llvm20/bin/python" "$here/refusals.py" "$work/refusals" "$root/.cache/nccl-$older" "$root/.cache/nccl-$release" >"$log" 2>&1
-    count "refusals" $?
+    count "$log" $? "refusals"
 }
 
 fetched=0
 for version in $older $release; do
     bash "$root/tests/foreign/fetch-headers.sh" "$version" "$root/.cache" 2>"$log" && continue
     fetched=1
-    skip "NCCL $version's bitcode"
+    skip "NCCL $version's bitcode: $(tail -n 1 "$log")"
 done
-wheel=$("$root/python/wheel.sh" "$dist" "$work" 2>"$log") || skip "kernels between two ranks"
+wheel=$("$root/python/wheel.sh" "$dist" "$work" 2>"$log") || skip "kernels between two ranks: $(tail -n 1 "$log")"
 for llvm in llvm20 llvm22; do
     if ! environment=$("$root/python/venv.sh" "$llvm" "$here/requirements-$llvm.txt" 2>"$log"); then
-        skip "$llvm"
+        skip "$llvm: $(tail -n 1 "$log")"
         continue
     fi
     "$environment/bin/python" "$here/ours.py" "$dist/cuda/ferrogin_device.bc" >"$log" 2>&1
-    count "ferrogin's bitcode, $llvm" $?
+    count "$log" $? "ferrogin's bitcode, $llvm"
     if [ -n "$wheel" ]; then
         check "$llvm, ferrogin's package is installed" "$environment/bin/python" -m pip install --quiet --disable-pip-version-check --no-index \
             --no-deps --force-reinstall "$wheel"
@@ -149,10 +128,9 @@ for llvm in llvm20 llvm22; do
     fi
     [ $fetched -eq 0 ] || continue
     "$environment/bin/python" "$here/nccl.py" "$root/.cache/nccl-$release/lib/libnccl_device.bc" >"$log" 2>&1
-    count "NCCL's bitcode, $llvm" $?
+    count "$log" $? "NCCL's bitcode, $llvm"
     [ "$llvm" = llvm20 ] && llvm20=$environment
 done
 # The drop-in is made with LLVM 20, which all later ones read; the kernels are linked with LLVM 22, because clang 22 compiles them.
 [ $fetched -ne 0 ] || [ -z "$wheel" ] || [ -z "${llvm20:-}" ] || [ "$llvm" != llvm22 ] || with_nccl
-echo "bitcode: $passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+finish

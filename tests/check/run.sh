@@ -9,45 +9,17 @@
 #   CHECK_ONLY=TEXT   only kernels whose names contain TEXT
 set -uo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-root=$(cd "$here/../.." && pwd)
+. "$(dirname "$0")/../counts.sh"
 dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
 out=$root/target/check
 seeds=${FERROGIN_SOAK:+20}
-passed=0 failed=0 skipped=0
 unset SOFTEFA_NICS SOFTEFA_WIRE SOFTGPU_MEMORY FERROGIN_PROVIDER FERROGIN_DEVICE
 mkdir -p "$out"
 log=$(mktemp "$out/log.XXXXXX")
 trap 'rm -f "$log"' EXIT
 
-pass() {
-    echo "PASS $1"
-    passed=$((passed + 1))
-}
-
-fail() {
-    echo "FAIL $1"
-    failed=$((failed + 1))
-    tail -n 40 "$log" | sed 's/^/    /'
-}
-
-finish() {
-    echo "check: $passed passed, $failed failed, $skipped skipped"
-    [ "$failed" -eq 0 ]
-    exit
-}
-
-clang=
-for command in clang++-22 clang++; do
-    version=$("$command" -dumpversion 2>/dev/null | cut -d. -f1) || continue
-    if [ "${version:-0}" -ge 22 ]; then
-        clang=$command
-        break
-    fi
-done
-if [ -z "$clang" ]; then
-    echo "SKIP kernels with mistakes: no clang 22 is here (apt-get install clang-22)"
-    skipped=1
+if ! clang=$("$root/scripts/clang-22.sh" clang++ 2>"$log"); then
+    skip "kernels with mistakes: $(cat "$log")"
     finish
 fi
 
@@ -139,8 +111,7 @@ ep() {
 }
 
 if ! package=$("$root/tests/ep/fetch.sh" "$root/.cache" 2>"$log"); then
-    echo "SKIP nccl_ep's kernels: $(tail -n 1 "$log")"
-    skipped=1
+    skip "nccl_ep's kernels: $(tail -n 1 "$log")"
     finish
 fi
 export FERROGIN_SIGNALS=emulated

@@ -8,46 +8,24 @@
 #   CUDA_REFRESH=1          writes the counts to sass.txt, the table of the fast path's costs
 set -uo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-root=$(cd "$here/../.." && pwd)
+. "$(dirname "$0")/../counts.sh"
 dist=${1:-$root/dist}
 [ -d "$dist" ] && dist=$(cd "$dist" && pwd)
 releases="2.31.2 2.32.3"
 include=$root/ffi-headers/include
 out=$root/target/cuda
-passed=0 failed=0 skipped=0
-
-pass() {
-    echo "PASS $1"
-    passed=$((passed + 1))
-}
-
-fail() {
-    echo "FAIL $1"
-    failed=$((failed + 1))
-}
-
-skip() {
-    echo "SKIP $1"
-    skipped=$((skipped + 1))
-}
+log=$out/log
 
 # check NAME COMMAND...: passes if the command does; otherwise prints its first errors.
 check() {
     local name=$1
     shift
-    if "$@" >"$out/log" 2>&1; then
+    if "$@" >"$log" 2>&1; then
         pass "$name"
     else
-        fail "$name: $(grep -iE 'error|fatal|refused|differ' "$out/log" | head -n 2 | tr '\n' ' ')"
+        fail "$name: $(grep -iE 'error|fatal|refused|differ' "$log" | head -n 2 | tr '\n' ' ')"
         return 1
     fi
-}
-
-finish() {
-    echo "cuda: $passed passed, $failed failed, $skipped skipped"
-    [ "$failed" -eq 0 ]
-    exit
 }
 
 rm -rf "$out"
@@ -70,15 +48,15 @@ elif [ ! -x "$dist/ferrogin" ] || [ ! -f "$dist/libferrogin_device.so" ]; then
 fi
 check "gin.cuh on the CPU: two translation units, every operation refuses no context" on_the_cpu
 
-cuda=$(bash "$here/fetch-tools.sh" "$root/.cache" 2>"$out/log")
+cuda=$(bash "$here/fetch-tools.sh" "$root/.cache" 2>"$log")
 case $? in
 0) ;;
 3)
-    skip "kernels with nvcc: $(tail -n 1 "$out/log")"
+    skip "kernels with nvcc: $(tail -n 1 "$log")"
     finish
     ;;
 *)
-    fail "fetching the compiler: $(tail -n 1 "$out/log")"
+    fail "fetching the compiler: $(tail -n 1 "$log")"
     finish
     ;;
 esac
@@ -171,21 +149,16 @@ program() {
 for release in $releases; do
     check "NCCL $release: kernels of both headers compiled and linked for sm_90 in one program" program "$release" ||
         continue
-    "./program.$release" >"$out/log" 2>&1
+    "./program.$release" >"$log" 2>&1
     case $? in
     0) pass "NCCL $release: the program on this GPU" ;;
     77) skip "NCCL $release: the program on a GPU: there is none here" ;;
-    *) fail "NCCL $release: the program on this GPU: $(tail -n 1 "$out/log")" ;;
+    *) fail "NCCL $release: the program on this GPU: $(tail -n 1 "$log")" ;;
     esac
 done
 # The program for the real libnccl, with NCCL's backend and with ferrogin's; runs if there is a GPU.
-while IFS= read -r line; do
-    case $line in
-    "PASS "*) pass "${line#PASS }" ;;
-    "FAIL "*) fail "${line#FAIL }" ;;
-    "SKIP "*) skip "${line#SKIP }" ;;
-    esac
-done < <(GPU_RELEASES=2.32.3 "$root/tests/gpu/two_ranks/run.sh" "$dist")
+GPU_RELEASES=2.32.3 "$root/tests/gpu/two_ranks/run.sh" "$dist" >"$log"
+count "$log" $? "the program for NCCL"
 for release in $releases; do
     check "NCCL $release: the layouts of its queue structs" "${compile[@]}" -I"$root/.cache/nccl-$release/include" -dc \
         "$here/layout.cu" -o layout.o
@@ -231,12 +204,12 @@ messages=(
 for i in "${!messages[@]}"; do
     name="refused when compiled: ${messages[i]}"
     if "${compile[@]}" -I"$root/.cache/nccl-2.32.3/include" -DREFUSED="$i" -dc "$here/refused.cu" -o refused.o \
-        >"$out/log" 2>&1; then
+        >"$log" 2>&1; then
         fail "$name: it compiles"
-    elif grep -qF "${messages[i]}" "$out/log"; then
+    elif grep -qF "${messages[i]}" "$log"; then
         pass "$name"
     else
-        fail "$name: $(grep -i error "$out/log" | head -n 1)"
+        fail "$name: $(grep -i error "$log" | head -n 1)"
     fi
 done
 
@@ -304,8 +277,8 @@ for release in $releases; do
     link=-Wl,--no-as-needed,$dist/libferrogin_device.so,-rpath,$dist
     if ! make --no-print-directory -s -j2 -C "$root" -f tests/foreign/Makefile RELEASE="$release" OUT="$built" \
         HEADERS="$root/.cache/nccl-$release/include" CXXFLAGS="-O2 -DFOREIGN_FERROGIN -DFGIN_FAST_PATH_CALLS -I$include $link" \
-        "$built/foreign" >"$out/log" 2>&1; then
-        fail "NCCL $release over ferrogin on the CPU: $(grep -E 'error|undefined' "$out/log" | head -n 1)"
+        "$built/foreign" >"$log" 2>&1; then
+        fail "NCCL $release over ferrogin on the CPU: $(grep -E 'error|undefined' "$log" | head -n 1)"
         continue
     fi
     for scenario in ${scenarios[$release]}; do
@@ -313,13 +286,7 @@ for release in $releases; do
             --scenario "$scenario" >"$out/scenario" 2>&1
         status=$?
         grep -E '^(PASS|FAIL|SKIP) ' "$out/scenario" || echo "FAIL NCCL $release, $scenario: status $status"
-    done >"$out/log"
-    while IFS= read -r line; do
-        case $line in
-        "PASS "*) pass "over ferrogin: ${line#PASS }" ;;
-        "FAIL "*) fail "over ferrogin: ${line#FAIL }" ;;
-        "SKIP "*) skip "over ferrogin: ${line#SKIP }" ;;
-        esac
-    done <"$out/log"
+    done >"$log"
+    count "$log" 0 "NCCL $release over ferrogin" "over ferrogin: "
 done
 finish

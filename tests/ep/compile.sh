@@ -10,22 +10,8 @@ dist=$(cd "${DIST:-$root/dist}" && pwd)
 file=$1 out=$2 headers=$3
 shift 3
 nccl=$root/.cache/nccl-2.32.3/include
-clang=
-for command in clang++-22 clang++; do
-    version=$("$command" -dumpversion 2>/dev/null | cut -d. -f1) || continue
-    if [ "${version:-0}" -ge 22 ]; then
-        clang=$command
-        break
-    fi
-done
-if [ -z "$clang" ]; then
-    echo "no clang 22 is here (apt-get install clang-22)" >&2
-    exit 3
-fi
-if ! why=$("$root/tests/foreign/fetch-headers.sh" 2.32.3 "$root/.cache" 2>&1); then
-    echo "no headers of NCCL 2.32.3: $why" >&2
-    exit 3
-fi
+clang=$("$root/scripts/clang-22.sh" clang++)
+"$root/tests/foreign/fetch-headers.sh" 2.32.3 "$root/.cache"
 # gnu++17, because NCCL's headers use typeof; of NCCL's backends only the one that ferrogin replaces.
 compile=("$clang" -x cuda -std=gnu++17 -nocudainc -nocudalib -O2 -DNDEBUG -Wno-pass-failed -DNCCL_OS_LINUX=1 -DNCCL_GIN_EFA_GDA_ENABLE=1
     -DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENABLE=0 -I"$dist/include" -include ferrogin/clang_cuda.h

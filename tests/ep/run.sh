@@ -11,39 +11,19 @@
 #   EP_OUT=DIR        compiles into DIR, so that two runs don't use the same files
 set -uo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-root=$(cd "$here/../.." && pwd)
+. "$(dirname "$0")/../counts.sh"
 dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
 out=${EP_OUT:-$root/target/ep}
 faults=reorder=64,reread=0.2,delay_us=0..200
 limit=900 # seconds for a job, which takes seconds on an idle machine
-passed=0 failed=0 skipped=0
 unset SOFTEFA_FAULTS SOFTEFA_NICS SOFTEFA_WIRE
 export FERROGIN_PROVIDER=softefa FERROGIN_DEVICE=cuda DIST=$dist
 mkdir -p "$out"
 log=$(mktemp "$out/log.XXXXXX")
 trap 'rm -f "$log"' EXIT
 
-pass() {
-    echo "PASS $1"
-    passed=$((passed + 1))
-}
-
-fail() {
-    echo "FAIL $1"
-    failed=$((failed + 1))
-    tail -n 12 "$log" | sed 's/^/    /'
-}
-
-finish() {
-    echo "ep: $passed passed, $failed failed, $skipped skipped"
-    [ "$failed" -eq 0 ]
-    exit
-}
-
 skip_all() {
-    echo "SKIP expert-parallel kernels: $1"
-    skipped=$((skipped + 1))
+    skip "expert-parallel kernels: $1"
     finish
 }
 

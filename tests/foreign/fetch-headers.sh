@@ -24,7 +24,7 @@ trap 'rm -rf "$work"' EXIT
 
 if ! python3 -m pip download --quiet --disable-pip-version-check --no-deps --only-binary :all: \
     -d "$work" "nvidia-nccl-cu13==$version" 2>"$work/pip.log"; then
-    tail -n 3 "$work/pip.log" >&2
+    echo "no headers of NCCL $version: $(tail -n 1 "$work/pip.log")" >&2
     exit 3
 fi
 python3 - "$work" <<'PYTHON'

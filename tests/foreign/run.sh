@@ -14,8 +14,7 @@
 #   FERROGIN_SOAK=1         2, 3 and 4 ranks; on cards with faults, also the scenarios that wait for seconds
 set -uo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-root=$(cd "$here/../.." && pwd)
+. "$(dirname "$0")/../counts.sh"
 dist=$root/dist
 if [ $# -gt 0 ] && [ "$1" != "--" ]; then
     dist=$1
@@ -25,35 +24,6 @@ fi
 scenarios=("${@:-all}")
 releases=${FOREIGN_RELEASES:-2.31.2 2.32.3}
 vectors=${FERROGIN_VECTORS:-$root/tests/vectors}
-passed=0 failed=0 skipped=0
-
-# Prints and counts a program's lines. A program that exits with an error without printing a FAIL line counts as failed.
-count() {
-    local line before=$failed
-    while IFS= read -r line; do
-        echo "$line"
-        case $line in
-        "PASS "*) passed=$((passed + 1)) ;;
-        "FAIL "*) failed=$((failed + 1)) ;;
-        "SKIP "*) skipped=$((skipped + 1)) ;;
-        esac
-    done <"$1"
-    if [ "$2" -ne 0 ] && [ "$failed" -eq "$before" ]; then
-        echo "FAIL $3: status $2"
-        failed=$((failed + 1))
-    fi
-}
-
-skip() {
-    echo "SKIP $1"
-    skipped=$((skipped + 1))
-}
-
-finish() {
-    echo "foreign: $passed passed, $failed failed, $skipped skipped"
-    [ "$failed" -eq 0 ]
-    exit
-}
 
 for tool in "${CXX:-g++}" make python3; do
     if ! command -v "$tool" >/dev/null; then
@@ -63,8 +33,7 @@ for tool in "${CXX:-g++}" make python3; do
 done
 plugin=$dist/libnccl-gin-ferrogin.so
 if [ ! -f "$plugin" ]; then
-    echo "FAIL $plugin does not exist: run make build, or give the directory"
-    failed=1
+    fail "$plugin does not exist: run make build, or give the directory"
     finish
 fi
 

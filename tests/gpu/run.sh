@@ -17,8 +17,7 @@
 #   SOFTWARE_GPU=1          on DIST's software GPU: without machine code and compute-sanitizer, and the two-rank test without NCCL's library
 set -uo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-root=$(cd "$here/../.." && pwd)
+. "$(dirname "$0")/../counts.sh"
 dist=${1:-$root/dist}
 [ -d "$dist" ] && dist=$(cd "$dist" && pwd)
 [ $# -gt 0 ] && shift
@@ -32,20 +31,7 @@ began=$SECONDS
 releases="2.31.2 2.32.3"
 # compute-sanitizer from the compiler's release.
 sanitizer_version=13.0.85
-passed=0 failed=0 skipped=0
-
-# say PASS|FAIL|SKIP NAME: prints and counts a line.
-say() {
-    echo "$1 $2" | tee -a "$logs/summary.txt"
-    case $1 in
-    PASS) passed=$((passed + 1)) ;;
-    FAIL) failed=$((failed + 1)) ;;
-    SKIP) skipped=$((skipped + 1)) ;;
-    esac
-}
-pass() { say PASS "$1"; }
-fail() { say FAIL "$1"; }
-skip() { say SKIP "$1"; }
+summary=$logs/summary.txt
 
 wanted() {
     local name
@@ -69,7 +55,7 @@ if ! machine=$("$scenarios" --gpu 2>&1); then
 fi
 rm -rf "$logs"
 mkdir -p "$logs"
-echo "test-gpu: $machine" | tee "$logs/summary.txt"
+echo "test-gpu: $machine" | tee "$summary"
 nvidia-smi >"$logs/nvidia-smi.txt" 2>&1
 # A DIST without the tool will do.
 has_tool() { [ -x "$dist/ferrogin" ]; }
@@ -129,18 +115,12 @@ usual=$reps reps=10
 run "first values, PTX" -- --api c --only value-poll --only value-signal
 reps=$usual
 
-# Counts the lines of another script, which prints its own.
-lines_of() {
-    local word line
-    while read -r word line; do
-        case $word in
-        PASS | FAIL | SKIP) say "$word" "$line" ;;
-        esac
-    done < <("$@" 2>&1)
-}
 # With names, only if one of them asks for it.
 sm=$(sed -n 's/.*compute capability \([0-9]*\)\.\([0-9]*\).*/\1\2/p' <<<"$machine")
-if wanted two_ranks; then lines_of env GPU_SM="$sm" "$here/two_ranks/run.sh" "$dist"; fi
+if wanted two_ranks; then
+    GPU_SM=$sm "$here/two_ranks/run.sh" "$dist" >"$logs/two_ranks.txt" 2>&1
+    count "$logs/two_ranks.txt" $? two_ranks
+fi
 
 build "PTX, gin.h" c
 build "PTX, gin.cuh" cuda
@@ -220,6 +200,6 @@ elif wanted "posting rate"; then
     esac
     [ -n "${SOFTWARE_GPU:-}" ] || cat "$logs/posting-rate.txt"
 fi
-echo "test-gpu: $passed passed, $failed failed, $skipped skipped, in $((SECONDS - began)) s" | tee -a "$logs/summary.txt"
+echo "test-gpu: $passed passed, $failed failed, $skipped skipped, in $((SECONDS - began)) s" | tee -a "$summary"
 has_tool && "$dist/ferrogin" pack "$logs" --output "$report" && echo "Please send $report, also if all passed: docs/hardware.md"
 [ "$failed" -eq 0 ]

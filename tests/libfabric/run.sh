@@ -12,43 +12,17 @@
 #   LIBFABRIC_FAULTS="..."        the faults, separated by spaces, instead of the list below
 set -uo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-root=$(cd "$here/../.." && pwd)
+. "$(dirname "$0")/../counts.sh"
 dist=${1:-$root/dist}
 wires=${LIBFABRIC_WIRES:-shm tcp}
 faults=${LIBFABRIC_FAULTS:-seed=3,reorder=16 seed=5,reread=0.3,delay_us=0..300 max_batch=2,sq_size=16}
-passed=0 failed=0 skipped=0
 work=$(mktemp -d)
+log=$work/err
 trap 'rm -rf "$work"' EXIT
 unset FI_PROVIDER SOFTEFA_FAULTS SOFTEFA_NICS SOFTEFA_WIRE
 
-pass() {
-    echo "PASS $1"
-    passed=$((passed + 1))
-}
-
-# fail NAME FILE...: prints the last lines of the files.
-fail() {
-    echo "FAIL $1"
-    failed=$((failed + 1))
-    shift
-    tail -n 5 "$@" /dev/null | sed 's/^/    /'
-}
-
-skip() {
-    echo "SKIP $1"
-    skipped=$((skipped + 1))
-}
-
-finish() {
-    echo "libfabric: $passed passed, $failed failed, $skipped skipped"
-    [ "$failed" -eq 0 ]
-    exit
-}
-
 if [ ! -f "$dist/libsoftefa-fi.so" ]; then
-    echo "FAIL libfabric programs: $dist has no libsoftefa-fi.so; run make build first"
-    failed=1
+    fail "libfabric programs: $dist has no libsoftefa-fi.so; run make build first"
     finish
 fi
 export FI_PROVIDER_PATH=$dist
@@ -80,16 +54,8 @@ two() {
 
 # clients NAME: runs the clients in this directory, which print a line per test.
 clients() {
-    local line status
-    timeout 600 "$work/clients" >"$work/out" 2>"$work/err"
-    status=$?
-    while IFS= read -r line; do
-        case $line in
-        "PASS "*) pass "$1: ${line#PASS }" ;;
-        *) fail "$1: ${line#FAIL }" "$work/err" ;;
-        esac
-    done <"$work/out"
-    [ -s "$work/out" ] || fail "$1: status $status" "$work/err"
+    timeout 600 "$work/clients" >"$work/out" 2>"$log"
+    count "$work/out" $? "$1" "$1: "
 }
 
 # The fabtests programs with their arguments. -E exchanges addresses outside the fabric, which real EFA needs.
@@ -160,8 +126,8 @@ run_fabtests() {
         if timeout 120 "$FABTESTS_DIR/fi_$unit" -p softefa >"$work/out" 2>&1; then
             pass "$name: fi_$unit"
         else
-            grep -v 'PASS' "$work/out" >"$work/err"
-            fail "$name: fi_$unit" "$work/err"
+            grep -v 'PASS' "$work/out" >"$log"
+            fail "$name: fi_$unit" "$log"
         fi
     done
     [ "$found" -eq 1 ] || skip "$name: fabtests: $FABTESTS_DIR holds none of the programs"
@@ -203,18 +169,18 @@ if ! command -v "${CC:-cc}" >/dev/null; then
 elif ! echo '#include <rdma/fabric.h>' | "${CC:-cc}" -E - >/dev/null 2>&1; then
     skip "clients in C: no headers of libfabric (Debian: libfabric-dev)"
     have_clients=0
-elif ! "${CC:-cc}" -std=gnu11 -O1 -Wall -Wextra -Werror -o "$work/clients" "$here"/*.c -lfabric -lpthread 2>"$work/err"; then
-    fail "clients in C: they do not compile" "$work/err"
+elif ! "${CC:-cc}" -std=gnu11 -O1 -Wall -Wextra -Werror -o "$work/clients" "$here"/*.c -lfabric -lpthread 2>"$log"; then
+    fail "clients in C: they do not compile"
     have_clients=0
 fi
 [ -n "${FABTESTS_DIR:-}" ] || skip "libfabric's own tests: set FABTESTS_DIR to a directory with programs of fabtests (see tests/libfabric/README.md)"
 
 with_libfabric "system"
-if other=${FERROGIN_LIBFABRIC_ALT:-$("$root/scripts/fetch-libfabric-alt.sh" 2>"$work/err")} && [ -f "$other" ]; then
+if other=${FERROGIN_LIBFABRIC_ALT:-$("$root/scripts/fetch-libfabric-alt.sh" 2>"$log")} && [ -f "$other" ]; then
     export LD_LIBRARY_PATH=${other%/*}${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
     faults=
     with_libfabric "other"
 else
-    skip "programs on a second libfabric: $(tail -n 1 "$work/err")"
+    skip "programs on a second libfabric: $(tail -n 1 "$log")"
 fi
 finish

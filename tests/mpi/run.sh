@@ -13,15 +13,14 @@
 #   MPI_RUNS=N        N runs each
 set -uo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-root=$(cd "$here/../.." && pwd)
+. "$(dirname "$0")/../counts.sh"
 dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
 soak=${FERROGIN_SOAK:-0}
 runs=${MPI_RUNS:-$([ "$soak" = 1 ] && echo 50 || echo 1)}
 faults=seed=3,reorder=32,reread=0.2
 limit=300 # seconds per run; on an idle machine, a run takes less than one
-passed=0 failed=0 skipped=0
 work=$(mktemp -d)
+log=$work/log
 trap 'rm -rf "$work"' EXIT
 unset SOFTEFA_FAULTS SOFTEFA_NICS SOFTEFA_WIRE SOFTEFA_IFADDR
 export FI_PROVIDER_PATH=$dist FI_PROVIDER=softefa
@@ -30,40 +29,23 @@ export MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 I_MPI_FABRICS=ofi I_MPI_OFI_
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 openmpi_options=(--oversubscribe --mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include softefa --mca osc pt2pt --mca btl self)
 
-skip() {
-    echo "SKIP $1"
-    skipped=$((skipped + 1))
-}
-
-pass() {
-    echo "PASS $1"
-    passed=$((passed + 1))
-}
-
-# fail NAME: prints the run's last lines.
-fail() {
-    echo "FAIL $1"
-    tail -n 20 "$work/log" | sed 's/^/    /'
-    failed=$((failed + 1))
-}
-
 # package NAME: installs a PyPI package, unless it's already there. Sets `place`.
 package() {
     place=$root/.cache/mpi/$1
     [ -d "$place" ] && return
     mkdir -p "$root/.cache/mpi"
-    if python3 -m venv "$place.new.$$" 2>"$work/log" && timeout 300 "$place.new.$$/bin/pip" install --quiet --no-compile "$1" 2>"$work/log"; then
+    if python3 -m venv "$place.new.$$" 2>"$log" && timeout 300 "$place.new.$$/bin/pip" install --quiet --no-compile "$1" 2>"$log"; then
         mv -T "$place.new.$$" "$place"
         return
     fi
     rm -rf "$place.new.$$"
-    skip "$1 of PyPI: $(tail -n 1 "$work/log")"
+    skip "$1 of PyPI: $(tail -n 1 "$log")"
     return 1
 }
 
 # compile NAME COMPILER: makes $work/NAME.
 compile() {
-    "$2" -std=gnu11 -O1 -Wall -Wextra -Werror -o "$work/$1" "$here/smoke.c" >"$work/log" 2>&1 && return
+    "$2" -std=gnu11 -O1 -Wall -Wextra -Werror -o "$work/$1" "$here/smoke.c" >"$log" 2>&1 && return
     fail "$1: the program does not compile"
     return 1
 }
@@ -76,9 +58,9 @@ repeat() {
     local name=$1 run status
     shift
     for run in $(seq "$runs"); do
-        timeout --kill-after=5 "$limit" "$@" >"$work/log" 2>&1
+        timeout --kill-after=5 "$limit" "$@" >"$log" 2>&1
         status=$?
-        if [ "$status" -ne 0 ] || ! grep -q "$expected" "$work/log"; then
+        if [ "$status" -ne 0 ] || ! grep -q "$expected" "$log"; then
             [ "$status" -ne 124 ] || status="no end after $limit s"
             fail "$name, run $run of $runs: status $status"
             return
@@ -94,7 +76,7 @@ both() {
     repeat "$name" "$@"
     repeat "$name, $faults" env SOFTEFA_FAULTS=$faults "$@"
     # The card refuses this setting, which catches a command that never opens the card.
-    if SOFTEFA_NICS=none timeout --kill-after=5 "$limit" "$@" >"$work/log" 2>&1 || ! grep -q 'SOFTEFA_NICS' "$work/log"; then
+    if SOFTEFA_NICS=none timeout --kill-after=5 "$limit" "$@" >"$log" 2>&1 || ! grep -q 'SOFTEFA_NICS' "$log"; then
         fail "$name: the messages do not go through the card"
     fi
 }
@@ -116,9 +98,9 @@ reads_pci() {
 documented() {
     mkdir "$work/ci" && cp -R "$dist" "$work/ci/dist" && cp "$1" "$work/ci/your-program"
     awk '/^```sh$/ { inside = 1; next } inside && /^```$/ { exit } inside' "$root/docs/card-in-ci.md" >"$work/lines"
-    [ "$(wc -l <"$work/lines")" -eq 3 ] || { cp "$work/lines" "$work/log"; fail "docs/card-in-ci.md: three lines"; return; }
-    (cd "$work/ci" && unset FI_PROVIDER FI_PROVIDER_PATH && PATH=$2/bin:$PATH timeout "$limit" bash -e "$work/lines") >"$work/log" 2>&1
-    if grep -q 'all data right' "$work/log"; then pass "docs/card-in-ci.md"; else fail "docs/card-in-ci.md"; fi
+    [ "$(wc -l <"$work/lines")" -eq 3 ] || { cp "$work/lines" "$log"; fail "docs/card-in-ci.md: three lines"; return; }
+    (cd "$work/ci" && unset FI_PROVIDER FI_PROVIDER_PATH && PATH=$2/bin:$PATH timeout "$limit" bash -e "$work/lines") >"$log" 2>&1
+    if grep -q 'all data right' "$log"; then pass "docs/card-in-ci.md"; else fail "docs/card-in-ci.md"; fi
 }
 
 if [ ! -f "$dist/libsoftefa-fi.so" ]; then
@@ -133,7 +115,7 @@ elif ! include=$(mpicc --showme:incdirs 2>/dev/null) || [ ! -f "${include%% *}/m
     skip "Open MPI: its compiler has no headers (Debian: libopenmpi-dev)"
 elif compile openmpi mpicc; then
     both "$(mpirun --version 2>&1 | head -n 1)" mpirun "${openmpi_options[@]}" -np 2 "$work/openmpi"
-    if unshare --user --map-root-user --net bash "$here/two_hosts.sh" "$work" true >"$work/log" 2>&1; then
+    if unshare --user --map-root-user --net bash "$here/two_hosts.sh" "$work" true >"$log" 2>&1; then
         repeat "$(mpirun --version 2>&1 | head -n 1), two hosts" \
             unshare --user --map-root-user --net bash "$here/two_hosts.sh" "$work" mpirun "${openmpi_options[@]}" -np 2 "$work/openmpi"
     else
@@ -168,5 +150,4 @@ if package mpich && compile mpich "$place/bin/mpicc"; then
             "$place/bin/IMB-RMA" -iter 20 -npmin 2 -msglog 16 Unidir_put Bidir_get Accumulate
     fi
 fi
-echo "mpi: $passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+finish

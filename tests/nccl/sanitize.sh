@@ -7,25 +7,18 @@
 # no sanitizer, it prints SKIP.
 set -uo pipefail
 
-root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+. "$(dirname "$0")/../counts.sh"
 kind=address
 for argument; do
     case $argument in
     address | thread) kind=$argument ;;
     esac
 done
-passed=0 failed=0 skipped=0
 
-finish() {
-    echo "sanitizers: $passed passed, $failed failed, $skipped skipped"
-    [ "$failed" -eq 0 ]
-    exit
-}
-
-skip() {
-    echo "SKIP $kind sanitizer on the plugin: $1"
-    skipped=$((skipped + 1))
-    finish
+# skip_all WHY: ends the run.
+skip_all() {
+    skip "$kind sanitizer on the plugin: $1"
+    finish sanitizers
 }
 
 cd "$root" || exit
@@ -33,10 +26,10 @@ host=$(rustc -vV | sed -n 's/^host: //p')
 sysroot=$(rustc --print sysroot)
 short=${kind:0:1}san
 compgen -G "$sysroot/lib/rustlib/$host/lib/librustc*_rt.$short.a" >/dev/null ||
-    skip "the Rust toolchain has no $short runtime for $host"
+    skip_all "the Rust toolchain has no $short runtime for $host"
 std=()
 if [ "$kind" = thread ]; then
-    [ -d "$sysroot/lib/rustlib/src/rust/library/std" ] || skip "the toolchain lacks the component rust-src"
+    [ -d "$sysroot/lib/rustlib/src/rust/library/std" ] || skip_all "the toolchain lacks the component rust-src"
     std=(-Zbuild-std)
 fi
 
@@ -50,21 +43,18 @@ log=$(mktemp)
 trap 'rm -f "$log"' EXIT
 
 if ! cargo build --release --locked "${std[@]}" --target "$host" -p ferrogin-host-plugin -p softefa >"$log" 2>&1; then
-    tail -n 20 "$log"
     # cargo fetches the standard library's dependencies from the registry once.
-    grep -qiE "download|network|resolve host" "$log" && skip "the crates of the standard library cannot be fetched"
-    echo "FAIL $kind sanitizer: building"
-    failed=1
-    finish
+    grep -qiE "download|network|resolve host" "$log" && skip_all "the crates of the standard library cannot be fetched"
+    fail "$kind sanitizer: building"
+    finish sanitizers
 fi
 export FERROGIN_DIST=$CARGO_TARGET_DIR/dist
 mkdir -p "$FERROGIN_DIST"
 cp "$build/libnccl_gin_ferrogin.so" "$FERROGIN_DIST/libnccl-gin-ferrogin.so"
 cp "$build/libsoftefa_fi.so" "$FERROGIN_DIST/libsoftefa-fi.so"
 if ! nm -D --undefined-only "$FERROGIN_DIST/libnccl-gin-ferrogin.so" | grep "__${short}_" >/dev/null; then
-    echo "FAIL $kind sanitizer: the plugin is not instrumented"
-    failed=1
-    finish
+    fail "$kind sanitizer: the plugin is not instrumented"
+    finish sanitizers
 fi
 
 # The tests count leaks themselves. The leak sanitizer is off, because it reports libfabric's own leaks.
@@ -83,22 +73,18 @@ while IFS= read -r line; do
     "test "*" ... ok")
         # A SKIP line has the name without modules.
         [ -n "${seen[$name]:-}${seen[${name##*::}]:-}" ] && continue
-        echo "PASS $kind: $name" && passed=$((passed + 1)) && seen[$name]=1
+        pass "$kind: $name" && seen[$name]=1
         ;;
     "test "*" ... FAILED")
         [ -n "${seen[$name]:-}" ] && continue
-        echo "FAIL $kind: $name" && failed=$((failed + 1)) && seen[$name]=1
+        say FAIL "$kind: $name" && seen[$name]=1
         ;;
     "SKIP "*)
         name=${line#SKIP }
-        echo "$line" && skipped=$((skipped + 1)) && seen[${name%%:*}]=1
+        skip "$name" && seen[${name%%:*}]=1
         ;;
     *Sanitizer:* | *panicked* | "    #"[0-9]*) echo "$line" | cut -c1-200 ;;
     esac
 done <"$log"
-if [ "$status" -ne 0 ] && [ "$failed" -eq 0 ]; then
-    tail -n 20 "$log"
-    echo "FAIL $kind sanitizer: cargo test ended with status $status"
-    failed=1
-fi
-finish
+[ "$status" -eq 0 ] || [ "$failed" -gt 0 ] || fail "$kind sanitizer: cargo test ended with status $status"
+finish sanitizers

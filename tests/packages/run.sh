@@ -2,18 +2,15 @@
 # Builds the packages with scripts/packages.sh, installs each below an empty directory, and removes it again: run.sh DIST
 set -euo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+. "$(dirname "$0")/../counts.sh"
 dist=$(realpath "${1:-dist}")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
-passed=0 failed=0 skipped=0
-pass() { passed=$((passed + 1)) && echo "PASS $1"; }
-fail() { failed=$((failed + 1)) && echo "FAIL $1" && cat "$work/log"; }
-skip() { skipped=$((skipped + 1)) && echo "SKIP $1"; }
+log=$work/log
 
 # try NAME COMMAND...
 try() {
-    if "${@:2}" >"$work/log" 2>&1; then pass "$1"; else fail "$1"; fi
+    if "${@:2}" >"$log" 2>&1; then pass "$1"; else fail "$1"; fi
 }
 
 # What the package leaves below $work/root, apart from the package manager's own files.
@@ -37,7 +34,7 @@ rpm_package() {
 }
 
 for run in first second; do
-    "$here/../../scripts/packages.sh" "$dist" "$work/$run" >"$work/$run.log" 2>"$work/log" || fail "packages, $run run"
+    "$root/scripts/packages.sh" "$dist" "$work/$run" >"$work/$run.log" 2>"$log" || fail "packages, $run run"
 done
 grep '^SKIP' "$work/first.log" | sed 's/^SKIP //' >"$work/skips" || true
 while read -r why; do skip "$why"; done <"$work/skips"
@@ -50,8 +47,7 @@ for package in "$work"/first/*; do
     *.deb) [ "$(id -u)" = 0 ] && try "$name is installed and removed" deb "$package" || skip "$name is installed: only root can" ;;
     *.rpm) [ "$(id -u)" = 0 ] && try "$name is installed and removed" rpm_package "$package" || skip "$name is installed: only root can" ;;
     esac
-    left >"$work/log"
-    if [ -s "$work/log" ]; then fail "$name leaves nothing"; else pass "$name leaves nothing"; fi
+    left >"$log"
+    if [ -s "$log" ]; then fail "$name leaves nothing"; else pass "$name leaves nothing"; fi
 done
-echo "packages: $passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+finish

@@ -9,22 +9,15 @@
 #   FERROGIN_LIBFABRIC=FILE   a libfabric.so.1 with the provider efa, for both programs [2.5.1]
 set -uo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-root=$(cd "$here/../.." && pwd)
+. "$(dirname "$0")/../counts.sh"
 dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
 faults=seed=3,reorder=32,reread=0.2
 limit=1800 # seconds per run, which takes less than a minute on an idle machine, and many minutes on a busy one
-passed=0 failed=0 skipped=0
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 unset SOFTEFA_FAULTS SOFTEFA_NICS SOFTEFA_WIRE SOFTEFA_IFADDR FI_PROVIDER FI_PROVIDER_PATH
 # libfabric's own shared memory would bypass the card between two processes on one host.
 export FI_EFA_ENABLE_SHM_TRANSFER=0 PYTHONPATH=$here
-
-skip() {
-    echo "SKIP $1"
-    skipped=$((skipped + 1))
-}
 
 # environment NAME PACKAGE...: installs PyPI packages without their dependencies, unless they're already there. Sets `python`.
 environment() {
@@ -50,14 +43,11 @@ port() {
 # judge NAME STATUS: both processes must have said that all data is right.
 judge() {
     if [ "$2" -eq 0 ] && [ "$(cat "$work"/*.log | grep -c '^all data right')" -eq 2 ]; then
-        echo "PASS $1"
-        passed=$((passed + 1))
+        pass "$1"
     elif [ "$2" -eq 77 ]; then
         skip "$1: this machine allows no network namespaces with a pair of interfaces, or has no \`ip\`"
     else
-        echo "FAIL $1: status $2"
-        failed=$((failed + 1))
-        tail -n 20 "$work"/*.log | sed 's/^/    /'
+        fail "$1: status $2" "$work"/*.log
     fi
 }
 
@@ -92,16 +82,14 @@ each() {
 }
 
 if [ ! -f "$dist/verbs/libibverbs.so.1" ]; then
-    echo "FAIL programs: $dist has no verbs/libibverbs.so.1; run make build first"
-    echo "programs: 0 passed, 1 failed, 0 skipped"
-    exit 1
+    fail "programs: $dist has no verbs/libibverbs.so.1; run make build first"
+    finish
 fi
 
 # The libfabric for all programs. Sets `libfabric`.
 if ! libfabric=${FERROGIN_LIBFABRIC:-$("$root/scripts/fetch-libfabric-alt.sh" 2>"$work/log")}; then
     skip "Mooncake and NIXL: no libfabric newer than 1.17: $(tail -n 1 "$work/log")"
-    echo "programs: $passed passed, $failed failed, $skipped skipped"
-    exit
+    finish
 fi
 
 mooncake() {
@@ -126,5 +114,4 @@ nixl() {
 
 mooncake
 nixl
-echo "programs: $passed passed, $failed failed, $skipped skipped"
-[ "$failed" -eq 0 ]
+finish

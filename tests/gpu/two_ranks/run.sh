@@ -10,28 +10,11 @@
 #   SOFTWARE_GPU=1          runs the programs for the software GPU, on it
 set -uo pipefail
 
-here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-root=$(cd "$here/../../.." && pwd)
+. "$(dirname "$0")/../../counts.sh"
 dist=${1:-$root/dist}
 [ -d "$dist" ] && dist=$(cd "$dist" && pwd)
 out=$root/target/gpu
 mkdir -p "$out/logs"
-passed=0 failed=0 skipped=0
-
-say() {
-    echo "$1 $2"
-    case $1 in
-    PASS) passed=$((passed + 1)) ;;
-    FAIL) failed=$((failed + 1)) ;;
-    SKIP) skipped=$((skipped + 1)) ;;
-    esac
-}
-
-finish() {
-    echo "two_ranks: $passed passed, $failed failed, $skipped skipped"
-    [ "$failed" -eq 0 ]
-    exit
-}
 
 # start PROGRAM: starts two ranks with mpirun or, if there is none, as a script would.
 start() {
@@ -53,15 +36,15 @@ export FERROGIN_PROVIDER=${FERROGIN_PROVIDER:-softefa} NCCL_GIN_PLUGIN=$dist/lib
 programs=()
 if [ -n "${GPU_PREBUILT:-}" ]; then
     for program in "$out"/two_ranks-[0-9]*[a-z]; do [ ! -x "$program" ] || programs+=("$program"); done
-    [ ${#programs[@]} -gt 0 ] || say SKIP "two ranks: target/gpu/ has no programs of build.sh"
+    [ ${#programs[@]} -gt 0 ] || skip "two ranks: target/gpu/ has no programs of build.sh"
 else
     built=$("$here/build.sh" ${SOFTWARE_GPU:+--software} "$dist" 2>"$out/logs/build.txt")
     status=$?
     while read -r program; do [ -z "$program" ] || programs+=("$program"); done <<<"$built"
     if [ $status -eq 3 ]; then
-        say SKIP "two ranks: $(tail -n 1 "$out/logs/build.txt")"
+        skip "two ranks: $(tail -n 1 "$out/logs/build.txt")"
     elif [ $status -ne 0 ]; then
-        say FAIL "two ranks: $(grep -m 1 -iE 'error|fatal' "$out/logs/build.txt" || tail -n 1 "$out/logs/build.txt")"
+        fail "two ranks: $(grep -m 1 -iE 'error|fatal' "$out/logs/build.txt" || tail -n 1 "$out/logs/build.txt")"
     fi
 fi
 for program in "${programs[@]}"; do
@@ -70,19 +53,19 @@ for program in "${programs[@]}"; do
         # The software GPU's clock counts instructions, so a phase's limit is long there; its watchdog ends a kernel that waits in vain.
         export LD_LIBRARY_PATH=$dist/gpu FERROGIN_DEVICE=cuda SOFTGPU_WATCHDOG=${SOFTGPU_WATCHDOG:-120}
     elif ! ldconfig -p | grep libcuda.so.1 >/dev/null; then
-        say PASS "$name: the program compiles"
-        say SKIP "$name on a GPU: no CUDA driver on this machine"
+        pass "$name: the program compiles"
+        skip "$name on a GPU: no CUDA driver on this machine"
         continue
     fi
     NCCL_DEBUG=INFO NCCL_DEBUG_SUBSYS=INIT,NET start "$program" >"$log" 2>&1
     status=$?
     while read -r word line; do say "$word" "$name, $line"; done < <(grep -E '^(PASS|FAIL) ' "$log")
     if [ $status -eq 3 ]; then
-        say SKIP "$name: $(grep -m 1 '^two_ranks: ' "$log")"
+        skip "$name: $(grep -m 1 '^two_ranks: ' "$log")"
     elif [ $status -ne 0 ]; then
-        say FAIL "$name: status $status: $(grep -m 1 -E '^FAIL|WARN' "$log" || tail -n 1 "$log"); see $log"
+        fail "$name: status $status: $(grep -m 1 -E '^FAIL|WARN' "$log" || tail -n 1 "$log"); see $log"
     elif [ -z "${SOFTWARE_GPU:-}" ] && ! grep -q 'GIN/ferrogin: rank 0 of 2' "$log"; then
-        say FAIL "$name: the data arrived, but not by way of the plugin; see $log"
+        fail "$name: the data arrived, but not by way of the plugin; see $log"
     fi
 done
 finish
