@@ -1,8 +1,8 @@
 //! `ferrogin validate --mlx5`: compares a ConnectX card with the software one, using the crate `mlx5` between two of
 //! the card's queue pairs.
 //!
-//! Besides the crate's operations, it tries the variants on which public sources disagree (docs/mlx5-evidence.md). Each
-//! gets its own queue pairs, because a failure ends a queue pair.
+//! Besides the crate's operations, it tries the variants on which public sources disagree
+//! (emulators/soft-mlx5/README.md). Each gets its own queue pairs, because a failure ends a queue pair.
 #![allow(unsafe_code)]
 
 use super::expected::Expected;

@@ -53,7 +53,7 @@ enum Task {
     /// rust-web-src make the same bytes everywhere.
     Ptx,
     /// Prints what operations of the device code cost a GPU thread: dependent memory round trips, instructions,
-    /// atomics, fences. The device code runs as PTX in the software GPU's interpreter: docs/gpu-cost.md.
+    /// atomics, fences. The device code runs as PTX in the software GPU's interpreter: xtask/README.md.
     GpuCost(gpu_cost::CostArgs),
 }
 

@@ -17,7 +17,7 @@
 //!
 //! The bytes of the enhanced layout are checked by `tests/vectors/mlx5_cqe_zip.json`. Those of the basic one follow the
 //! decoders in the kernel's Ethernet driver and in DPDK, and what a ConnectX-7 wrote in public reports
-//! (docs/mlx5-evidence.md).
+//! (emulators/soft-mlx5/README.md).
 
 #[allow(unsafe_code)]
 mod slots;

@@ -1,4 +1,4 @@
-//! UMRs that a driver builds wrongly: what the card does for each flag, mask bit and size. docs/mlx5-evidence.md
+//! UMRs that a driver builds wrongly: what the card does for each flag, mask bit and size. emulators/soft-mlx5/README.md
 //! compares the results with public reports.
 
 use super::*;
