@@ -6,7 +6,7 @@ use efa_dp_direct::wqe::RequestIds;
 use crate::config_error::ConfigError;
 
 const VARIABLE: &str = "SOFTEFA_FAULTS";
-const KEYS: &str = "seed, reorder, delay_us, reread, error_every, error_status, cntr_start, max_batch, sq_size, \
+const KEYS: &str = "seed, reorder, delay_us, reread, error_every, error_status, error_id, cntr_start, max_batch, sq_size, \
                     rq_size, wqe_size, die_after, cntr_budget, qp_caps, device";
 const FLAGS: &str = "narrow_only, no_counters, no_hmem, refuse_tclass, ignore_tclass, no_wait_fd, close_drops, old_qpns, \
                      no_rx_cq_data";
@@ -27,6 +27,8 @@ pub struct Faults {
     pub error_every: u64,
     /// The status of the requests that `error_every` fails.
     pub error_status: u8,
+    /// If given, `error_every` spares requests with another id (of 16 bits), which may name the peer.
+    pub error_id: Option<u16>,
     /// Initial value of counters and of send queues' producer index.
     pub cntr_start: u32,
     /// How many requests may be written but not yet rung.
@@ -73,6 +75,7 @@ impl Default for Faults {
             reread: 0.0,
             error_every: 0,
             error_status: 8,
+            error_id: None,
             cntr_start: 0,
             max_batch: 16,
             sq_size: MAX_SQ_SIZE,
@@ -138,8 +141,9 @@ impl Faults {
                 None => faults.set_flag(item)?,
             }
         }
-        if seen.contains(&"error_status") && faults.error_every == 0 {
-            return Err("error_status does nothing without error_every".into());
+        let unused = ["error_status", "error_id"].into_iter().find(|key| seen.contains(key) && faults.error_every == 0);
+        if let Some(key) = unused {
+            return Err(format!("{key} does nothing without error_every"));
         }
         if !seen.contains(&"max_batch") {
             faults.max_batch = faults.max_batch.min(faults.sq_size);
@@ -194,6 +198,7 @@ impl Faults {
             }
             "error_every" => self.error_every = number(0, u64::MAX)?,
             "error_status" => self.error_status = number(1, 255)? as u8,
+            "error_id" => self.error_id = Some(number(0, u64::from(u16::MAX))? as u16),
             "cntr_start" => self.cntr_start = number(0, COUNTER_MASK)? as u32,
             "max_batch" => self.max_batch = number(1, 1024)? as u32,
             "sq_size" => self.sq_size = size(MAX_SQ_SIZE)?,
@@ -231,7 +236,7 @@ mod tests {
     #[test]
     fn every_key_is_parsed() {
         let faults = Faults::parse(
-            "seed=5,reorder=32,delay_us=1..20,reread=0.25,error_every=100,error_status=7,cntr_start=2147483640,\
+            "seed=5,reorder=32,delay_us=1..20,reread=0.25,error_every=100,error_status=7,error_id=3,cntr_start=2147483640,\
              max_batch=4,sq_size=64,rq_size=32,wqe_size=64,die_after=9,cntr_budget=12,qp_caps=0,device=efa1,no_counters,no_hmem,refuse_tclass,\
              ignore_tclass,no_wait_fd,close_drops,old_qpns,no_rx_cq_data",
         )
@@ -243,6 +248,7 @@ mod tests {
             reread: 0.25,
             error_every: 100,
             error_status: 7,
+            error_id: Some(3),
             cntr_start: 2_147_483_640,
             max_batch: 4,
             sq_size: 64,
@@ -296,6 +302,8 @@ mod tests {
             ("max_batch=16,sq_size=8", "greater"),
             ("cntr_start=2147483648", "cntr_start"),
             ("error_status=3", "error_every"),
+            ("error_id=3", "error_id does nothing without error_every"),
+            ("error_every=1,error_id=65536", "error_id"),
             ("error_every=1,error_status=0", "error_status"),
             ("seed=1,", "neither key=value"),
         ] {

@@ -2,9 +2,10 @@
 //! data, know its name, and post to it no more.
 #![allow(unsafe_code)]
 
-use crate::common::{dist, is_child, on_software_card, text, this_test};
+use crate::common::{dist, is_child, job, on_software_card, text, this_test};
 use ferrogin::device::{Action, Context as Gin, Flags, Status};
 use ferrogin::{Comm, Context, ContextOptions, Memory, Options, PeerFailure, Window};
+use ferrogin_ffi::ext::RANK_ID;
 use ferrogin_test_support::{Random, repetitions, wait::wait_until};
 use nix::sys::signal::{Signal, raise};
 use std::cell::{Cell, RefCell};
@@ -288,4 +289,108 @@ fn others_go_on_without_lost_ranks() {
 #[ignore = "make check"]
 fn others_go_on_without_lost_ranks_in_many_runs() {
     lose_many("others_go_on_without_lost_ranks_in_many_runs", repetitions("FERROGIN_LOSSES", 50, 200));
+}
+
+/// The rank whose requests fail, the one that they are for, and one that has nothing to do with it.
+const POSTER: usize = 0;
+const PEER: usize = 1;
+const OTHER: usize = 2;
+
+/// A rank of three: all requests of the first to the second fail. `ends` says whether the second ends, too.
+fn rank_with_failing_requests(is_loss: bool, ends: bool) {
+    let comm = Comm::from_env(&Options::default()).expect("a communicator");
+    let window = comm.allocate(64, Memory::Host).expect("a window");
+    let on_peer_failure = Some(PeerFailure::Isolate);
+    let options = ContextOptions { signals: 2, on_peer_failure, ..ContextOptions::default() };
+    let context = comm.context(&options).expect("a context");
+    let gin = context.device(0).expect("CPU threads");
+    let put = |peer: usize| {
+        let (to, action) = (window.handle().at(0), Action::signal_inc(0));
+        gin.put(peer as u32, to, window.handle().at(8), 8, action, Flags::NONE)
+    };
+    let acknowledge = || {
+        assert_eq!(context.lost_ranks(), [PEER]);
+        context.acknowledge_lost(&[PEER]).expect("an acknowledgement");
+    };
+    comm.barrier().expect("a barrier");
+    match comm.rank() {
+        POSTER => {
+            put(PEER).expect("a post before the failure");
+            if is_loss {
+                assert_eq!(gin.flush(), Err(Status::PeerLost));
+                acknowledge();
+                assert_eq!((put(PEER), put(OTHER), gin.flush()), (Err(Status::PeerLost), Ok(()), Ok(())));
+                context.check().expect("no failure");
+                gin.wait_signal(0, 1).expect("the other rank's signal");
+            } else {
+                assert_eq!(gin.flush(), Err(Status::Aborted));
+                assert!(put(OTHER).and_then(|()| gin.flush()).is_err(), "the context has ended");
+                assert_eq!(context.lost_ranks(), [0; 0]);
+                context.check().expect_err("a failure");
+            }
+        }
+        PEER if ends => raise(Signal::SIGKILL).expect("a signal"),
+        // The others go on without this one.
+        PEER if is_loss => {
+            assert_eq!(gin.wait_signal(0, 1), Err(Status::Aborted));
+            context.check().expect_err("a failure");
+        }
+        _ if is_loss => {
+            wait_until("news of the loss", || context.lost_ranks() == [PEER]);
+            // The first one's signal may have come by now.
+            acknowledge();
+            gin.wait_signal(0, 1).expect("the first rank's signal");
+            put(POSTER).and_then(|()| gin.flush()).expect("a put to the first rank");
+        }
+        // Both hear that the first one has closed its communicator.
+        _ => assert_eq!(gin.wait_signal(0, 1), Err(Status::PeerLost)),
+    }
+    println!("done");
+}
+
+/// Requests to a peer fail with `status`, which means that it is lost, or else ends the context.
+fn status_means(test: &str, status: u8, is_loss: bool, ends: bool, signals: &str) {
+    let Some(dist) = dist(test) else { return };
+    let id = RANK_ID | PEER as u16;
+    let outputs = job(test, 3, |rank| {
+        let mut command = this_test(test, &dist);
+        command.env("FERROGIN_SIGNALS", signals).env(HOW, format!("{is_loss} {ends}"));
+        if rank == POSTER {
+            command.env("SOFTEFA_FAULTS", format!("seed=1,error_every=1,error_status={status},error_id={id}"));
+        }
+        command
+    });
+    for (rank, output) in outputs.iter().enumerate() {
+        let text = text(output);
+        let (is_killed, is_done) = (ends && rank == PEER, output.status.success() && text.contains("done\n"));
+        assert!(is_killed || is_done, "status {status}, rank {rank}: {text}");
+    }
+    let text = text(&outputs[POSTER]);
+    let (loss, failure) = ("rank 0: rank 1 is lost: ", "to rank 1 on endpoint ");
+    let of_kernel = "the first failure of a kernel in this context: ";
+    let lines = text.lines().filter(|line| line.contains("WARN") && !line.contains(of_kernel)).collect::<Vec<_>>();
+    assert!(lines.len() == 1 && lines[0].contains(loss) == is_loss, "status {status}: {text}");
+    // Whoever notices an end first gives the reason.
+    assert!(ends || lines[0].contains(failure) && lines[0].contains(&format!("(status {status})")), "{text}");
+}
+
+/// The table of docs/semantics.md.
+#[test]
+fn status_says_whether_the_peer_is_lost() {
+    let test = "status_says_whether_the_peer_is_lost";
+    if is_child(test) {
+        let how = std::env::var(HOW).expect("a setting of the test");
+        return rank_with_failing_requests(how.starts_with("true"), how.ends_with("true"));
+    }
+    for status in [8, 9, 13, 14, 15] {
+        status_means(test, status, true, false, if status == 8 { "emulated" } else { "card" });
+    }
+    // Sends only.
+    status_means(test, 10, true, false, "emulated");
+    for status in [5, 12] {
+        status_means(test, status, false, false, "card");
+    }
+    // A bad address, unless the peer has ended.
+    status_means(test, 7, false, false, "card");
+    status_means(test, 7, true, true, "card");
 }

@@ -180,7 +180,8 @@ impl Core {
 
     fn start(&mut self, qpn: u16, index: u32, request: Request) {
         let faults = &self.config.faults;
-        let fails = faults.error_every != 0 && self.requests.is_multiple_of(faults.error_every);
+        let is_nth = faults.error_every != 0 && self.requests.is_multiple_of(faults.error_every);
+        let fails = is_nth && faults.error_id.is_none_or(|id| id == request.meta.req_id);
         let status = faults.error_status;
         let now = self.now();
         let Some(qp) = self.qp(qpn) else { return };

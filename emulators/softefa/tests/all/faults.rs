@@ -164,6 +164,20 @@ fn every_nth_request_fails_with_given_status() {
 }
 
 #[test]
+fn request_with_given_id_fails() {
+    run("request_with_given_id_fails", &[("SOFTEFA_FAULTS", "error_every=2,error_id=3")], || {
+        let mut pair = Pair::open();
+        for id in 0..6 {
+            pair.a.post(pair.to, write(pair.target.remote(0), pair.source.sge(0, 8)));
+            let expected = if id == 3 { CompStatus::RemoteAbort } else { CompStatus::Ok };
+            let (common, status) = pair.a.next_status();
+            assert_eq!((common.req_id, status), (id, expected));
+        }
+        pair.close();
+    });
+}
+
+#[test]
 fn counters_and_producer_index_begin_at_cntr_start() {
     run("counters_and_producer_index_begin_at_cntr_start", &[("SOFTEFA_FAULTS", "cntr_start=2147483640")], || {
         let mut pair = Pair::open();
