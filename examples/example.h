@@ -17,7 +17,7 @@ struct Outcome {
 };
 
 // Keeps the first failure. Every thread still makes all later calls, because the other threads of its block wait for it; after a failure,
-// the context's waits end at once.
+// the context's waits end at once. A lost rank ends them until the program acknowledges the loss.
 #define TRY(operation) note(gin, outcome, (operation), __LINE__)
 
 #ifdef __CUDACC__
@@ -33,7 +33,7 @@ template <typename Context>
 __device__ void note(const Context& gin, Outcome* outcome, int status, int line) {
   if (status == FGIN_OK) return;
   if (atomicCAS(&outcome->status, FGIN_OK, status) == FGIN_OK) outcome->line = line;
-  gin.setTimeout(1);
+  if (status != FGIN_PEER_LOST) gin.setTimeout(1);
 }
 #else
 #define KERNEL static void
@@ -43,15 +43,22 @@ void note(const Context& gin, Outcome* outcome, int status, int line) {
   if (outcome->status == FGIN_OK) {
     *outcome = {status, line};
     // A later failure would replace the reason. For a GPU's kernels, the library prints it.
-    std::fprintf(stderr, "%s\n", ferrogin_error());
+    if (status != FGIN_PEER_LOST) std::fprintf(stderr, "%s\n", ferrogin_error());
   }
-  gin.setTimeout(1);
+  if (status != FGIN_PEER_LOST) gin.setTimeout(1);
 }
 #endif
+
+// With FERROGIN_ON_PEER_FAILURE=isolate: a kernel's wait reported a lost rank.
+struct PeerLost : ferrogin::Error {
+  PeerLost()
+    : Error(FERROGIN_INVALID_USAGE, "a rank is lost, which this program does not go on without") {}
+};
 
 // Throws if one of the kernel's operations failed.
 inline void check(const Outcome& outcome, const ferrogin::Context& context) {
   if (outcome.status == FGIN_OK) return;
+  if (outcome.status == FGIN_PEER_LOST) throw PeerLost();
   std::fprintf(stderr, "the kernel's operation in line %d returned %s\n", outcome.line, fgin_status_name(outcome.status));
   context.check();
   throw ferrogin::Error(FERROGIN_INVALID_USAGE, "the kernel failed");

@@ -154,6 +154,44 @@ fn mixture_of_experts_passes() {
     kernel_example_passes("mixture_of_experts_passes", "../examples/moe.cu", 3);
 }
 
+/// Runs `moe.cu` on three ranks, of which one ends in the middle of a round: the others go on without it, or fail.
+fn mixture_of_experts_loses_a_rank(test: &str, start: impl Fn() -> Command) {
+    for policy in ["isolate", "abort"] {
+        let outputs = job(test, 3, |_| {
+            let mut command = start();
+            command.args(["6", "1"]).env("FERROGIN_ON_PEER_FAILURE", policy);
+            command
+        });
+        for output in [&outputs[0], &outputs[2]] {
+            let text = text(output);
+            let is_right = text.contains("576 tokens (") && text.contains("), 0 numbers differ");
+            let expected = if policy == "isolate" {
+                output.status.success() && is_right && !text.contains("(0 dropped)")
+            } else {
+                let reasons = ["rank 1 ended without closing its communicator", "a write to rank 1 on"];
+                output.status.code() == Some(1) && reasons.iter().any(|reason| text.contains(reason))
+            };
+            assert!(expected, "{policy}: {text}");
+        }
+    }
+}
+
+#[test]
+#[ignore = "make check"]
+fn mixture_of_experts_goes_on_without_a_lost_rank() {
+    let test = "mixture_of_experts_goes_on_without_a_lost_rank";
+    let Some(program) = compile(test, CXX, &["-std=c++17", "-O2", "-x", "c++"], "../examples/moe.cu") else { return };
+    for signals in ["card", "emulated"] {
+        mixture_of_experts_loses_a_rank(test, || {
+            let mut command = Command::new(&program);
+            on_software_card(&mut command).env("SOFTEFA_FAULTS", "seed=5,reorder=32,reread=0.2");
+            command.env("FERROGIN_SIGNALS", signals);
+            command
+        });
+    }
+    let _ = std::fs::remove_file(program);
+}
+
 /// The programs on the software GPU, with their kernels compiled to PTX by clang: the commands of docs/software-gpu.md.
 #[test]
 #[ignore = "make check"]
@@ -191,19 +229,21 @@ fn kernel_examples_pass_as_ptx_on_the_software_gpu() {
         let gpu = dist.join("gpu");
         let link = ["-L", gpu.to_str().expect("a path in UTF-8"), "-lcuda"];
         let Some(program) = compile_with(test, CXX, &flags, &source, &link) else { return };
-        let run = || {
-            job(test, 2, |_| {
-                let mut command = Command::new(dist.join("ferrogin"));
-                on_software_card(command.args(["gpu", "--"]).arg(&program)).env("FERROGIN_DEVICE", "cuda");
-                command
-            })
+        let start = || {
+            let mut command = Command::new(dist.join("ferrogin"));
+            on_software_card(command.args(["gpu", "--"]).arg(&program)).env("FERROGIN_DEVICE", "cuda");
+            command
         };
+        let run = || job(test, 2, |_| start());
         for output in run() {
             let text = text(&output);
             assert!(
                 output.status.success() && (text.contains(", 0 ") || text.contains(" received 10")),
                 "{name}: {text}"
             );
+        }
+        if name == "moe" {
+            mixture_of_experts_loses_a_rank(test, start);
         }
         let _ = std::fs::remove_file(&ptx);
         if name == "ring" {
