@@ -7,6 +7,7 @@ import gc
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -87,6 +88,55 @@ print("done")
 
 def test_every_operation_between_two_processes(run: Run) -> None:
     assert [result.stdout for result in run(OPERATIONS)] == ["done\n"] * 2
+
+
+LOSES_A_RANK = """
+import ferrogin, os, signal, time
+comm = ferrogin.Comm.open_env()
+window, context = comm.allocate(64), comm.context(signals=3, on_peer_failure="isolate")
+gin, other = context.gin(), 2 - comm.rank
+assert context.lost_ranks() == []
+comm.barrier()
+if comm.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+try:
+    gin.wait_signal(1)
+    raise AssertionError("nobody raises this signal")
+except ferrogin.GinPeerLost:
+    assert context.lost_ranks() == [1]
+for ranks, error in [([0, 1], "rank 0 is not lost"), ([-1], "a rank"), ([1 << 32], "a rank")]:
+    try:
+        context.acknowledge_lost(ranks)
+    except (ferrogin.UsageError, ValueError, OverflowError) as found:
+        assert error in str(found), found
+    else:
+        raise AssertionError(error)
+try:
+    gin.wait_signal(1)
+    raise AssertionError("nobody raises this signal")
+except ferrogin.GinPeerLost:
+    pass
+context.acknowledge_lost(context.lost_ranks())
+try:
+    gin.put_value(1, window, 7)
+    raise AssertionError("the peer is lost")
+except ferrogin.GinPeerLost:
+    pass
+gin.put_value(other, window, 7, signal=0)
+gin.wait_signal(0)
+assert window.numpy("int64")[0] == 7
+gin.flush()
+context.check()
+# No rank closes while the other one may still wait for it.
+gin.signal(other, 2)
+gin.wait_signal(2)
+print("done")
+"""
+
+
+def test_ranks_go_on_without_a_lost_one(run: Run) -> None:
+    first, lost, last = run(LOSES_A_RANK, ranks=3, check=False)
+    assert (first.stdout, lost.returncode, last.stdout) == ("done\n", -signal.SIGKILL, "done\n"), first.stderr + last.stderr
 
 
 EMULATED = """
