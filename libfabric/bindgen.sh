@@ -1,22 +1,19 @@
 #!/bin/sh
-# Regenerates src/bindings.rs from a libfabric source tree: libfabric/bindgen.sh LIBFABRIC_SOURCE
-# Needs bindgen 0.73 (cargo install bindgen-cli) and libclang. The checked-in file is from v2.6.0rc1-427-gaf8ddbe92.
+# Regenerates src/bindings.rs from a libfabric source tree with scripts/bindgen.sh: libfabric/bindgen.sh LIBFABRIC_SOURCE
+# The checked-in file is from v2.6.0rc1-427-gaf8ddbe92.
 set -eu
 source=$1
 here=$(dirname "$0")
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-for header in fabric fi_domain fi_endpoint fi_cm fi_eq fi_rma fi_tagged fi_errno fi_ext fi_atomic providers/fi_prov providers/fi_log; do
+for header in fabric fi_domain fi_endpoint fi_cm fi_eq fi_rma fi_tagged fi_errno fi_ext fi_atomic providers/fi_prov; do
     echo "#include <rdma/$header.h>"
 done >"$work/wrapper.h"
 echo '#include "fi_ext_efa.h"' >>"$work/wrapper.h"
 
 # bindgen doesn't evaluate casts, so constants that are casts are written out here.
-bindgen "$work/wrapper.h" --rust-edition 2024 --rust-target 1.85 --wrap-unsafe-ops --use-core \
-    --no-doc-comments --no-layout-tests --no-prepend-enum-name --default-enum-style moduleconsts \
-    --with-derive-default --no-derive-debug \
-    --allowlist-type '^(fi_.*|fid.*|iovec)$' --allowlist-var '^FI_.*$' --blocklist-function '.*' \
+"$here/../scripts/bindgen.sh" "$work/wrapper.h" 'fid?_[a-z_0-9]*|fid|FI_[A-Z_0-9]*|iovec' --default-enum-style moduleconsts \
     --raw-line 'pub const FI_ADDR_UNSPEC: fi_addr_t = fi_addr_t::MAX;' \
     --raw-line 'pub const FI_ADDR_NOTAVAIL: fi_addr_t = fi_addr_t::MAX;' \
     --raw-line 'pub const FI_KEY_NOTAVAIL: u64 = u64::MAX;' \
