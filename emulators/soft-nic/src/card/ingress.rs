@@ -24,11 +24,11 @@ impl Core {
     /// Handles the packets that arrived on a connection. Returns true if there were any.
     pub(crate) fn poll_connection(&mut self, at: u32) -> bool {
         let mut left = BURST;
-        while left > 0 && self.look(at) {
+        while left > 0 && self.packets_arrived(at) {
             // The other card sent its acknowledgements, on this card's own connection, before the requests just seen
             // here. Those may be replies, so handle the acknowledgements first.
             let opposite = self.connections.get(at).filter(|c| c.accepted).and_then(|c| c.opposite);
-            if let Some(opposite) = opposite.filter(|opposite| self.look(*opposite)) {
+            if let Some(opposite) = opposite.filter(|opposite| self.packets_arrived(*opposite)) {
                 self.take_packets(opposite, usize::MAX);
             }
             left -= self.take_packets(at, left);
@@ -47,8 +47,8 @@ impl Core {
     /// Handles what has arrived on a connection, and no more, even if the other card keeps sending.
     pub(crate) fn take_arrived_on(&mut self, at: u32) {
         let opposite = self.connections.get(at).filter(|c| c.accepted).and_then(|c| c.opposite);
-        let seen = self.look(at);
-        if let Some(opposite) = opposite.filter(|opposite| seen && self.look(*opposite)) {
+        let seen = self.packets_arrived(at);
+        if let Some(opposite) = opposite.filter(|opposite| seen && self.packets_arrived(*opposite)) {
             self.take_packets(opposite, usize::MAX);
         }
         if seen {
@@ -56,11 +56,11 @@ impl Core {
         }
     }
 
-    /// Looks for packets that arrived on a connection. Returns false if there are none.
-    fn look(&mut self, at: u32) -> bool {
+    /// Returns whether packets have arrived on a connection.
+    fn packets_arrived(&mut self, at: u32) -> bool {
         match self.connections.get_mut(at).map(|connection| &mut connection.transport) {
-            Some(Transport::Shm(rings)) => rings.rx.look(),
-            Some(Transport::Tcp(stream)) => stream.look(),
+            Some(Transport::Shm(rings)) => rings.rx.packets_arrived(),
+            Some(Transport::Tcp(stream)) => stream.packets_arrived(),
             _ => false,
         }
     }

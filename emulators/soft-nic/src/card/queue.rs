@@ -189,7 +189,7 @@ impl ArmDoorbell {
     ///
     /// The register holds only the last write, which may have replaced an earlier one that asked for an event. So once
     /// the reader has taken all events, every write arms. At worst the reader gets one extra event.
-    fn look(&mut self, next: u32) -> bool {
+    fn poll(&mut self, next: u32) -> bool {
         let value = self.map.u32_at(0).load(Ordering::Acquire);
         if value == self.seen {
             return false;
@@ -226,7 +226,7 @@ impl CompletionRing {
     /// Raises the event that the reader asked for through the doorbell, if completions are already waiting.
     pub(crate) fn poll_doorbell(&mut self) {
         let next = self.next;
-        if self.doorbell.as_mut().is_some_and(|doorbell| doorbell.look(next)) {
+        if self.doorbell.as_mut().is_some_and(|doorbell| doorbell.poll(next)) {
             self.raise();
         }
     }
@@ -281,7 +281,7 @@ impl CompletionRing {
         }
         self.next = self.next.wrapping_add(1);
         if let Some(doorbell) = &mut self.doorbell {
-            doorbell.look(self.next);
+            doorbell.poll(self.next);
         }
         self.raise();
     }

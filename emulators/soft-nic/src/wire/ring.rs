@@ -149,13 +149,13 @@ impl Consumer {
         Self { area: Area { control, data }, head: 0, tail: 0 }
     }
 
-    /// Looks for packets, which [`Consumer::peek`] then returns. Returns false if there are none.
-    pub fn look(&mut self) -> bool {
+    /// Returns whether there are packets, which [`Consumer::peek`] then returns.
+    pub fn packets_arrived(&mut self) -> bool {
         self.tail = self.area.cursor(TAIL_AT).load(Ordering::Acquire);
         self.head != self.tail
     }
 
-    /// Returns the oldest packet that [`Consumer::look`] saw: its header, and where its payload stays until
+    /// Returns the oldest packet that [`Consumer::packets_arrived`] saw: its header, and where its payload stays until
     /// [`Consumer::pop`].
     ///
     /// # Errors
@@ -232,7 +232,7 @@ mod tests {
 
     /// Returns the oldest packet, if there is one.
     fn next(consumer: &mut Consumer) -> Result<Option<(Header, *const u8)>, Corrupt> {
-        consumer.look();
+        consumer.packets_arrived();
         consumer.peek()
     }
 

@@ -328,7 +328,7 @@ mod tests {
             let (from, to) = (&mut a, &mut b);
             // SAFETY: `payload` holds 8 bytes.
             assert!(unsafe { from.tx.push(&header, payload.as_ptr()) }.unwrap());
-            assert!(to.rx.look());
+            assert!(to.rx.packets_arrived());
             let (seen, at) = to.rx.peek().unwrap().unwrap();
             assert_eq!(seen, header);
             // SAFETY: the payload lies in the ring until `pop`.
@@ -337,7 +337,7 @@ mod tests {
         }
         // SAFETY: no payload.
         assert!(unsafe { b.tx.push(&Header::new(Kind::Ack, 7), std::ptr::null()) }.unwrap());
-        assert!(a.rx.look());
+        assert!(a.rx.packets_arrived());
         assert_eq!(a.rx.peek().unwrap().unwrap().0, Header::new(Kind::Ack, 7));
     }
 

@@ -314,7 +314,7 @@ impl Stream {
     }
 
     /// Whether a whole packet or a corrupt one has arrived.
-    pub fn look(&self) -> bool {
+    pub fn packets_arrived(&self) -> bool {
         self.is_open() && !matches!(self.input.peek(), Ok(None))
     }
 

@@ -289,7 +289,7 @@ impl MaliciousPeer {
         self.links.retain_mut(|link| link.proceed().is_ok());
         for link in &mut self.links {
             // The peer reads everything, or else the card would run out of room.
-            while link.rx.look()
+            while link.rx.packets_arrived()
                 && let Ok(Some((header, _))) = link.rx.peek()
             {
                 link.rx.pop(header.len);

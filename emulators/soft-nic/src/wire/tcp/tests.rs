@@ -83,7 +83,7 @@ fn ended_stream_delivers_what_was_sent() {
             b = None;
         }
         let over = a.proceed(&gid).is_err();
-        while a.look() {
+        while a.packets_arrived() {
             let (header, _) = a.peek().unwrap().unwrap();
             a.pop(header.len);
             received += 1;
