@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -14,6 +14,7 @@ use mlx5::qp::QueuePair;
 use mlx5::sq::{Flags, PostError};
 use mlx5::wire::{CqeOpcode, MkeyAccess};
 use mlx5::wqe::{Data, Limits, Op, Remote, Transport, Umr, WindowType, With, WorkRequest};
+use parking_lot::Mutex;
 
 use super::frame::{Frame, HEADER};
 use super::incoming::{Incoming, Read};
@@ -92,20 +93,9 @@ pub(super) struct Inbox {
     pub ended: bool,
 }
 
-#[derive(Default)]
-pub(super) struct Shared {
-    inbox: Mutex<Inbox>,
-}
-
-impl Shared {
-    pub fn inbox(&self) -> MutexGuard<'_, Inbox> {
-        self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl std::fmt::Debug for Shared {
+impl std::fmt::Debug for Inbox {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Shared")
+        f.write_str("Inbox")
     }
 }
 
@@ -249,15 +239,15 @@ impl Engine {
     }
 
     /// The thread: runs until the connection is closed or broken and every callback has run.
-    pub(super) fn run(mut self, shared: &Shared) {
+    pub(super) fn run(mut self, inbox: &Mutex<Inbox>) {
         let mut idle = 0_u32;
         loop {
-            let mut inbox = shared.inbox();
-            let requests = std::mem::take(&mut inbox.queue);
+            let mut locked = inbox.lock();
+            let requests = std::mem::take(&mut locked.queue);
             // The last read of the inbox and this mark happen under one lock, so that no request is lost between the
             // two.
-            inbox.ended = self.finished;
-            drop(inbox);
+            locked.ended = self.finished;
+            drop(locked);
             let was_finished = self.finished;
             let mut progress = !requests.is_empty();
             requests.into_iter().for_each(|request| self.accept(request));

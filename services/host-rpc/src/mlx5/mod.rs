@@ -22,8 +22,9 @@ use std::time::{Duration, Instant};
 
 use ferrogin_channel::Payload;
 use mlx5::device::{Device, Endpoint, RawEndpoint};
+use parking_lot::Mutex;
 
-use self::engine::{Engine, Request, Shared};
+use self::engine::{Engine, Inbox, Request};
 use self::frame::{HEADER, Hello};
 use crate::transport::deadline_after;
 use crate::{ReceiveDone, SendDone, Transport};
@@ -82,11 +83,11 @@ impl Connector {
         }
         let endpoint = Endpoint::try_from(&hello.endpoint).map_err(|_| ConnectError::Hello)?;
         self.engine.connect(&endpoint, eager.min(self.config.eager), peer)?;
-        let shared = Arc::new(Shared::default());
-        let thread_shared = shared.clone();
-        let thread = thread::Builder::new().name("rpc-mlx5".into()).spawn(move || self.engine.run(&thread_shared));
+        let inbox: Arc<Mutex<Inbox>> = Arc::default();
+        let thread_inbox = inbox.clone();
+        let thread = thread::Builder::new().name("rpc-mlx5".into()).spawn(move || self.engine.run(&thread_inbox));
         let thread = thread.map_err(ConnectError::Thread)?.thread().clone();
-        Ok(Connection { shared, thread, peer: peer.into() })
+        Ok(Connection { inbox, thread, peer: peer.into() })
     }
 
     /// Exchanges hellos over a stream and connects.
@@ -105,14 +106,14 @@ impl Connector {
 /// A connection. Dropping it closes it, with one second to send queued messages.
 #[derive(Debug)]
 pub struct Connection {
-    shared: Arc<Shared>,
+    inbox: Arc<Mutex<Inbox>>,
     thread: Thread,
     peer: Box<str>,
 }
 
 impl Connection {
     fn submit(&self, request: Request) {
-        let mut inbox = self.shared.inbox();
+        let mut inbox = self.inbox.lock();
         if inbox.ended {
             drop(inbox);
             // On another thread, because callbacks never run from within a method: the caller may hold a lock that its
@@ -153,13 +154,13 @@ impl Transport for Connection {
     }
 
     fn is_closed(&self) -> bool {
-        self.shared.inbox().ended
+        self.inbox.lock().ended
     }
 }
 
 impl Drop for Connection {
     fn drop(&mut self) {
-        let mut inbox = self.shared.inbox();
+        let mut inbox = self.inbox.lock();
         if !inbox.ended {
             inbox.queue.push_back(Request::Close(Instant::now() + DROP_TIMEOUT));
         }
