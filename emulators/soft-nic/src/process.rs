@@ -41,6 +41,41 @@ impl Process {
     }
 }
 
+/// How many open objects use this one, and the process that opened it.
+#[derive(Debug)]
+pub struct Uses {
+    count: AtomicU32,
+    process: Process,
+}
+
+impl Default for Uses {
+    fn default() -> Self {
+        Self { count: AtomicU32::new(0), process: Process::current() }
+    }
+}
+
+impl Uses {
+    /// Counts another use.
+    pub fn begin(&self) {
+        self.count.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Ends a use.
+    pub fn end(&self) {
+        self.count.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Whether an open object uses this one.
+    pub fn any(&self) -> bool {
+        self.count.load(Ordering::Acquire) > 0
+    }
+
+    /// Whether the parent process opened the object, before it forked this process.
+    pub fn are_inherited(&self) -> bool {
+        !self.process.is_current()
+    }
+}
+
 /// Logs, once in each process, that a call named an object that the parent process opened.
 pub fn log_inherited(object: &str) {
     static LOGGED: PerProcess<OnceLock<()>> = PerProcess::new();

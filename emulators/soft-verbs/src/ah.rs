@@ -4,6 +4,7 @@ use std::ffi::c_int;
 use std::mem::offset_of;
 
 use soft_nic::address::Gid;
+use soft_nic::process::Uses;
 
 use crate::bindings as ib;
 use crate::context::PORT;
@@ -11,7 +12,6 @@ use crate::guard::{Errno, object, refuse, status};
 use crate::objects::{self, Held, Object, Open};
 use crate::params::{Size, Struct};
 use crate::pd::Pd;
-use crate::uses::Uses;
 
 /// An address handle: the program's and the card's.
 #[repr(C)]

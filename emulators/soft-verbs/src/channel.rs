@@ -8,12 +8,12 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use soft_nic::card::signal::Signal;
+use soft_nic::process::Uses;
 
 use crate::bindings as ib;
 use crate::context::Context;
 use crate::guard::{Errno, object, status};
 use crate::objects::{self, Held, Object, Open};
-use crate::uses::Uses;
 
 /// A pipe into which the card writes a completion queue's address for each event, as the kernel does: libfabric reads
 /// it directly.

@@ -12,7 +12,7 @@ use nix::fcntl::OFlag;
 use soft_nic::address::Gid;
 use soft_nic::card::{Card, MAX_SEND_SIZE};
 use soft_nic::fault::MAX_SQ_SIZE;
-use soft_nic::process::{self, Process};
+use soft_nic::process::{self, Process, Uses};
 
 use crate::bindings as ib;
 use crate::device::{self, Device};
@@ -20,7 +20,6 @@ use crate::guard::{Errno, entry, status};
 use crate::objects::{self, Object, Open};
 use crate::params::{Size, Struct};
 use crate::queues::Queues;
-use crate::uses::Uses;
 
 /// The inline bytes that 64-byte and 128-byte work requests hold.
 pub(crate) const NARROW_INLINE: u32 = 32;

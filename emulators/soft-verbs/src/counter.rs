@@ -7,13 +7,13 @@ use std::os::fd::BorrowedFd;
 use soft_nic::card::counter::{Counter, EVENTS, Event, Word};
 use soft_nic::fault::COUNTER_MASK;
 use soft_nic::memory;
+use soft_nic::process::Uses;
 
 use crate::bindings as ib;
 use crate::context::Context;
 use crate::guard::{Errno, object, refuse, status};
 use crate::objects::{self, Held, Object, Open};
 use crate::params::{Size, Struct};
-use crate::uses::Uses;
 
 #[repr(C)]
 pub(crate) struct CompCntr {

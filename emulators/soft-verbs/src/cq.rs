@@ -15,6 +15,7 @@ use soft_nic::card::pace::shares_a_core;
 use soft_nic::card::queue::{CQ_ENTRY_LEN, CompletionRing};
 use soft_nic::card::signal::Signal;
 use soft_nic::memory::{self, Mapping};
+use soft_nic::process::Uses;
 
 use crate::bindings as ib;
 use crate::channel::{Channel, Unacknowledged};
@@ -23,7 +24,7 @@ use crate::guard::{Errno, entry, object, refuse, status};
 use crate::objects::{self, Efa, EfaPart, Held, Object, Open, Param, call1, call2};
 use crate::params::{Size, Struct};
 use crate::pd::Pd;
-use crate::uses::{Turn, Uses};
+use crate::turn::Turn;
 
 /// A completion queue. The program reads the fields of `raw`.
 #[repr(C)]

@@ -6,11 +6,11 @@ use std::sync::OnceLock;
 
 use soft_nic::config::{Config, MAX_NICS, WireChoice};
 use soft_nic::host;
+use soft_nic::process::Uses;
 
 use crate::bindings as ib;
 use crate::guard::{Errno, entry, object, refuse};
 use crate::objects::{self, Object};
-use crate::uses::Uses;
 
 /// A device. It lives as long as the process, since programs keep pointers to `raw` and pass them back.
 #[repr(C)]

@@ -36,6 +36,6 @@ mod qp_create;
 mod queues;
 mod table;
 mod text;
+mod turn;
 #[allow(non_upper_case_globals)]
 mod unsupported;
-mod uses;

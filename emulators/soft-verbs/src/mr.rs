@@ -6,13 +6,13 @@ use std::os::fd::BorrowedFd;
 use soft_nic::card::region::{Access, Keys, Memory};
 use soft_nic::location::Location;
 use soft_nic::memory;
+use soft_nic::process::Uses;
 
 use crate::bindings as ib;
 use crate::guard::{Errno, object, status};
 use crate::objects::{self, Held, Object, Open};
 use crate::params::{Size, Struct};
 use crate::pd::Pd;
-use crate::uses::Uses;
 
 /// What follows `ibv_mr` in rdma-core's private `struct verbs_mr`. libfabric's unit tests read it.
 #[repr(C)]

@@ -9,9 +9,9 @@ use std::ops::Deref;
 use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use soft_nic::process;
+use soft_nic::process::Uses;
 
 use crate::guard::{Errno, refuse, status};
-use crate::uses::Uses;
 
 /// The open objects' kinds, by the addresses that the program has.
 static OPEN: Mutex<BTreeMap<usize, &'static str>> = Mutex::new(BTreeMap::new());
@@ -216,7 +216,7 @@ impl<T: Object> Taken<T> {
 
     /// Frees the object. If others still use it, its memory stays.
     pub(crate) fn free(self) {
-        if self.uses().none().is_ok() {
+        if !self.uses().any() {
             // SAFETY: `give` made the address from a box of this type. Nothing uses the object, and no other call gets
             // it.
             drop(unsafe { Box::from_raw(self.0) });
@@ -246,7 +246,7 @@ pub(crate) fn destroy<T: Object>(call: &str, raw: *mut T::Raw, close: impl FnOnc
             return Err(Errno::PERM);
         }
         let object = take::<T>(call, raw)?;
-        let closed = object.uses().none().and_then(|()| close(&object));
+        let closed = if object.uses().any() { Err(Errno::BUSY) } else { close(&object) };
         if closed.is_ok() {
             object.free()
         } else {

@@ -4,12 +4,12 @@
 use std::ffi::c_int;
 
 use soft_nic::card::Card;
+use soft_nic::process::Uses;
 
 use crate::bindings as ib;
 use crate::context::Context;
 use crate::guard::{Errno, object};
 use crate::objects::{self, Held, Object, Open};
-use crate::uses::Uses;
 
 #[repr(C)]
 pub(crate) struct Pd {

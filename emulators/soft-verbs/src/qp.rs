@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use soft_nic::card::counter::EVENTS;
 use soft_nic::card::queue::RQ_ENTRY_LEN;
+use soft_nic::process::Uses;
 
 use crate::bindings as ib;
 use crate::context::{Context, PORT};
@@ -18,7 +19,7 @@ use crate::objects::{self, EfaPart, Held, Object, Open, Param};
 use crate::params::{Size, Struct};
 use crate::pd::Pd;
 use crate::queues::{Queues, Session};
-use crate::uses::{Turn, Uses};
+use crate::turn::Turn;
 
 /// A queue pair. The program reads and writes fields of `raw`; `own` keeps copies of those that don't change.
 #[repr(C)]

@@ -5,6 +5,8 @@ use std::mem::offset_of;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use soft_nic::process::Uses;
+
 use crate::bindings as ib;
 use crate::context::{Context, MAX_RQ, MAX_SGE};
 use crate::cq::Cq;
@@ -16,7 +18,7 @@ use crate::pd::Pd;
 use crate::post;
 use crate::qp::QueuePair;
 use crate::queues::{Queues, Sizes};
-use crate::uses::{Turn, Uses};
+use crate::turn::Turn;
 
 const CALL: &str = "ibv_create_qp";
 /// libibverbs' own calls only create UD queue pairs. Not logged, since programs try types to find out which ones a card

@@ -126,15 +126,7 @@ impl Drop for AvTable {
     }
 }
 
-static OPS: fi::fi_ops = fi::fi_ops {
-    size: size_of::<fi::fi_ops>(),
-    close: Some(close::<Av>),
-    bind: Some(unsupported::bind),
-    control: Some(unsupported::control),
-    ops_open: Some(unsupported::ops_open),
-    tostr: Some(unsupported::tostr),
-    ops_set: Some(unsupported::ops_set),
-};
+static OPS: fi::fi_ops = fi::fi_ops { close: Some(close::<Av>), ..unsupported::FID };
 
 static AV_OPS: fi::fi_ops_av = fi::fi_ops_av {
     size: size_of::<fi::fi_ops_av>(),

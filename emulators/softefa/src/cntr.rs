@@ -95,15 +95,7 @@ impl Cntr {
     }
 }
 
-static OPS: fi::fi_ops = fi::fi_ops {
-    size: size_of::<fi::fi_ops>(),
-    close: Some(close::<Cntr>),
-    bind: Some(unsupported::bind),
-    control: Some(unsupported::control),
-    ops_open: Some(unsupported::ops_open),
-    tostr: Some(unsupported::tostr),
-    ops_set: Some(unsupported::ops_set),
-};
+static OPS: fi::fi_ops = fi::fi_ops { close: Some(close::<Cntr>), ..unsupported::FID };
 
 static CNTR_OPS: fi::fi_ops_cntr = fi::fi_ops_cntr {
     size: size_of::<fi::fi_ops_cntr>(),

@@ -15,15 +15,8 @@ use super::{av, cntr, cq, ep_ops, gda, info, mr, unsupported};
 use soft_nic::card::Card;
 use soft_nic::config::Config;
 
-static OPS: fi::fi_ops = fi::fi_ops {
-    size: size_of::<fi::fi_ops>(),
-    close: Some(close::<Domain>),
-    bind: Some(unsupported::bind),
-    control: Some(unsupported::control),
-    ops_open: Some(gda::ops_open::<Domain>),
-    tostr: Some(unsupported::tostr),
-    ops_set: Some(unsupported::ops_set),
-};
+static OPS: fi::fi_ops =
+    fi::fi_ops { close: Some(close::<Domain>), ops_open: Some(gda::ops_open::<Domain>), ..unsupported::FID };
 
 static DOMAIN_OPS: fi::fi_ops_domain = fi::fi_ops_domain {
     size: size_of::<fi::fi_ops_domain>(),

@@ -31,15 +31,8 @@ use soft_nic::address::Address;
 use soft_nic::card::RNR_RETRY_UNLIMITED;
 use soft_nic::card::counter::{EVENTS, Event};
 
-static OPS: fi::fi_ops = fi::fi_ops {
-    size: size_of::<fi::fi_ops>(),
-    close: Some(close::<Ep>),
-    bind: Some(bind),
-    control: Some(control),
-    ops_open: Some(unsupported::ops_open),
-    tostr: Some(unsupported::tostr),
-    ops_set: Some(unsupported::ops_set),
-};
+static OPS: fi::fi_ops =
+    fi::fi_ops { close: Some(close::<Ep>), bind: Some(bind), control: Some(control), ..unsupported::FID };
 
 static EP_OPS: fi::fi_ops_ep = fi::fi_ops_ep {
     size: size_of::<fi::fi_ops_ep>(),

@@ -45,15 +45,7 @@ const DEFAULT_SIZE: usize = 256;
 /// Maximum number of events in a queue.
 const MAX_SIZE: usize = 1 << 20;
 
-static OPS: fi::fi_ops = fi::fi_ops {
-    size: size_of::<fi::fi_ops>(),
-    close: Some(close::<Eq>),
-    bind: Some(unsupported::bind),
-    control: Some(control),
-    ops_open: Some(unsupported::ops_open),
-    tostr: Some(unsupported::tostr),
-    ops_set: Some(unsupported::ops_set),
-};
+static OPS: fi::fi_ops = fi::fi_ops { close: Some(close::<Eq>), control: Some(control), ..unsupported::FID };
 
 static EQ_OPS: fi::fi_ops_eq = fi::fi_ops_eq {
     size: size_of::<fi::fi_ops_eq>(),

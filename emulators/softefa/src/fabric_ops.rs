@@ -10,15 +10,8 @@ use super::guard::Code;
 use super::object::{Fid, Uses, close, give, head, table};
 use super::{cntr, cq, domain_ops, eq, gda, unsupported};
 
-static OPS: fi::fi_ops = fi::fi_ops {
-    size: size_of::<fi::fi_ops>(),
-    close: Some(close::<Fabric>),
-    bind: Some(unsupported::bind),
-    control: Some(unsupported::control),
-    ops_open: Some(gda::ops_open::<Fabric>),
-    tostr: Some(unsupported::tostr),
-    ops_set: Some(unsupported::ops_set),
-};
+static OPS: fi::fi_ops =
+    fi::fi_ops { close: Some(close::<Fabric>), ops_open: Some(gda::ops_open::<Fabric>), ..unsupported::FID };
 
 static FABRIC_OPS: fi::fi_ops_fabric = fi::fi_ops_fabric {
     size: size_of::<fi::fi_ops_fabric>(),

@@ -48,15 +48,7 @@ impl Mr {
     }
 }
 
-static OPS: fi::fi_ops = fi::fi_ops {
-    size: size_of::<fi::fi_ops>(),
-    close: Some(close::<Mr>),
-    bind: Some(unsupported::bind),
-    control: Some(unsupported::control),
-    ops_open: Some(unsupported::ops_open),
-    tostr: Some(unsupported::tostr),
-    ops_set: Some(unsupported::ops_set),
-};
+static OPS: fi::fi_ops = fi::fi_ops { close: Some(close::<Mr>), ..unsupported::FID };
 
 /// Rights that an application can ask for.
 const RIGHTS: u64 = fi::FI_SEND | fi::FI_RECV | fi::FI_READ | fi::FI_WRITE | fi::FI_REMOTE_READ | fi::FI_REMOTE_WRITE;

@@ -3,11 +3,11 @@
 use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicU32, Ordering};
 
 use ferrogin_libfabric::bindings as fi;
 
-use soft_nic::process::{self, Process};
+use soft_nic::process;
+pub(super) use soft_nic::process::Uses;
 
 use super::entry::{Arg, Call, Out, entry_points};
 use super::guard::Code;
@@ -57,7 +57,7 @@ impl<'a> Fid<'a> {
         }
         // SAFETY: the class shows that the fid is the first field of a `T`, which is open during the call.
         let object: &T = unsafe { &*self.at.cast() };
-        if !T::SHARED_WITH_CHILDREN && !object.uses().process.is_current() {
+        if !T::SHARED_WITH_CHILDREN && object.uses().are_inherited() {
             process::log_inherited(T::NAME);
             return Err(Code::STATE);
         }
@@ -87,7 +87,9 @@ pub(super) fn give<T: Object, F>(object: T, out: &Out<'_, *mut F>) {
 entry_points! {
     /// `fi_close`.
     pub(super) fn close[T: Object](fid: *mut fi::fid) -> c_int as (&format!("fi_close({})", T::NAME)) (object: &T = fid) {
-        object.uses().none()?;
+        if object.uses().any() {
+            return Err(Code::BUSY);
+        }
         object.close()?;
         // SAFETY: every object is in a box. No other object uses this one, and the application does not use a fid after
         // it closed it.
@@ -101,7 +103,7 @@ pub(super) struct Held<T: Object>(*const T);
 
 impl<T: Object> Held<T> {
     pub(super) fn new(object: &T) -> Self {
-        object.uses().count.fetch_add(1, Ordering::AcqRel);
+        object.uses().begin();
         Self(object)
     }
 
@@ -121,7 +123,7 @@ impl<T: Object> Deref for Held<T> {
 
 impl<T: Object> Drop for Held<T> {
     fn drop(&mut self) {
-        self.uses().count.fetch_sub(1, Ordering::AcqRel);
+        self.uses().end();
     }
 }
 
@@ -133,25 +135,4 @@ pub(super) fn head(class: u32, context: *mut c_void, ops: &'static fi::fi_ops) -
 /// Returns a table as libfabric's structs hold it. No code writes to the table.
 pub(super) fn table<T>(ops: &'static T) -> *mut T {
     (&raw const *ops).cast_mut()
-}
-
-/// The number of open objects that use this one, and the process that opened it.
-#[derive(Debug)]
-pub(super) struct Uses {
-    count: AtomicU32,
-    process: Process,
-}
-
-impl Default for Uses {
-    fn default() -> Self {
-        Self { count: AtomicU32::new(0), process: Process::current() }
-    }
-}
-
-impl Uses {
-    /// # Errors
-    /// `EBUSY` while some are open.
-    fn none(&self) -> Result<(), Code> {
-        if self.count.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(Code::BUSY) }
-    }
 }

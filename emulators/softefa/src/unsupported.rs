@@ -83,6 +83,17 @@ nosys! {
     a_valid(Ep, DataType, Op, Len) -> c_int;
 }
 
+/// The operations of a fid, of which each class has some.
+pub(super) const FID: fi::fi_ops = fi::fi_ops {
+    size: size_of::<fi::fi_ops>(),
+    close: None,
+    bind: Some(bind),
+    control: Some(control),
+    ops_open: Some(ops_open),
+    tostr: Some(tostr),
+    ops_set: Some(ops_set),
+};
+
 /// EFA has no atomics.
 pub(super) static ATOMIC: fi::fi_ops_atomic = fi::fi_ops_atomic {
     size: size_of::<fi::fi_ops_atomic>(),

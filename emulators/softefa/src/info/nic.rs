@@ -12,15 +12,7 @@ use super::super::unsupported;
 use soft_nic::card::{self, MAX_SEND_SIZE};
 use soft_nic::config::{Config, PciAddress};
 
-static NIC_OPS: fi::fi_ops = fi::fi_ops {
-    size: size_of::<fi::fi_ops>(),
-    close: Some(close::<Nic>),
-    bind: Some(unsupported::bind),
-    control: Some(control_nic),
-    ops_open: Some(unsupported::ops_open),
-    tostr: Some(unsupported::tostr),
-    ops_set: Some(unsupported::ops_set),
-};
+static NIC_OPS: fi::fi_ops = fi::fi_ops { close: Some(close::<Nic>), control: Some(control_nic), ..unsupported::FID };
 
 /// A description of the card, and the objects that its pointers point to.
 #[repr(C)]

@@ -1,46 +1,9 @@
-//! Counts of the objects that use another one, and threads' turns.
+//! Threads' turns.
 
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use soft_nic::log;
-use soft_nic::process::Process;
-
-use crate::guard::Errno;
-
-/// How many open objects use this one, and the process that opened it.
-#[derive(Debug)]
-pub(crate) struct Uses {
-    count: AtomicU32,
-    process: Process,
-}
-
-impl Default for Uses {
-    fn default() -> Self {
-        Self { count: AtomicU32::new(0), process: Process::current() }
-    }
-}
-
-impl Uses {
-    pub(crate) fn begin(&self) {
-        self.count.fetch_add(1, Ordering::AcqRel);
-    }
-
-    pub(crate) fn end(&self) {
-        self.count.fetch_sub(1, Ordering::AcqRel);
-    }
-
-    /// Whether the parent process opened the object, before it forked this process.
-    pub(crate) fn are_inherited(&self) -> bool {
-        !self.process.is_current()
-    }
-
-    /// # Errors
-    /// `EBUSY` while any are open.
-    pub(crate) fn none(&self) -> Result<(), Errno> {
-        if self.count.load(Ordering::Acquire) == 0 { Ok(()) } else { Err(Errno::BUSY) }
-    }
-}
 
 /// One thread's turn over several calls: from `ibv_start_poll` to `ibv_end_poll`, or from `ibv_wr_start` to
 /// `ibv_wr_complete`.
