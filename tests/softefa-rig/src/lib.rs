@@ -27,6 +27,7 @@ macro_rules! call {
     }};
 }
 
+/// Closes an object, and returns the code.
 pub fn close<F>(fid: *mut F) -> i32 {
     let fid: *mut fi::fid = fid.cast();
     // SAFETY: the tests close each open object once.
@@ -84,6 +85,24 @@ pub fn getinfo(change: impl FnOnce(&mut fi::fi_info)) -> Result<Info, i32> {
     if rc == 0 { Ok(Info(info)) } else { Err(rc) }
 }
 
+/// What closes itself: objects must be closed before the domain that they are in, and all of them without an error.
+macro_rules! close_on_drop {
+    ($type:ty: $this:ident => $($fid:expr),*) => {
+        impl Drop for $type {
+            fn drop(&mut self) {
+                let $this = &*self;
+                if !std::thread::panicking() {
+                    $(assert_eq!(close($fid), 0, "{}", stringify!($fid));)*
+                }
+            }
+        }
+    };
+}
+
+close_on_drop!(Rig: rig => rig.domain, rig.fabric);
+close_on_drop!(Region: region => region.mr);
+close_on_drop!(End: end => end.ep, end.counters[0], end.counters[1], end.cq, end.av);
+
 /// A domain and its tables.
 pub struct Rig {
     pub info: Info,
@@ -95,6 +114,11 @@ pub struct Rig {
 impl Rig {
     pub fn open() -> Self {
         Self::with_inject(0)
+    }
+
+    /// Opens a rig, or skips `test` without libfabric.
+    pub fn for_test(test: &str) -> Option<Self> {
+        have_libfabric(test).then(Self::open)
     }
 
     pub fn with_inject(inject: usize) -> Self {
@@ -140,10 +164,7 @@ impl Rig {
 
     /// Calls `fi_mr_regattr`, closes the region and returns the code.
     pub fn register_attr(&self, attr: &fi::fi_mr_attr) -> i32 {
-        match self.register_with(attr, 0) {
-            Ok(region) => close(region.mr),
-            Err(rc) => rc,
-        }
+        self.register_with(attr, 0).err().unwrap_or(0)
     }
 
     /// Calls `fi_mr_regattr`.
@@ -169,11 +190,6 @@ impl Rig {
         let mut cntr = ptr::null_mut();
         call!(self.gda, cntr_open_ext, self.domain, ptr::null_mut(), &raw mut cntr, ptr::null_mut(), init);
         cntr
-    }
-
-    pub fn close(self) {
-        assert_eq!(close(self.domain), 0, "domain in use");
-        assert_eq!(close(self.fabric), 0, "fabric in use");
     }
 }
 
@@ -227,10 +243,6 @@ impl Buffer {
 
     pub fn sge(&self, offset: u64, length: u32) -> Sge {
         Sge { addr: self.at as u64 + offset, length, lkey: self.region.lkey }
-    }
-
-    pub fn close(self) {
-        assert_eq!(close(self.region.mr), 0);
     }
 }
 
@@ -450,15 +462,6 @@ impl End {
     pub fn next_status(&mut self) -> (CdescCommon, CompStatus) {
         let common = wait_for("completion entry", || self.poll_cq()).common;
         (common, CompStatus::from_raw(common.status).unwrap())
-    }
-
-    pub fn close(self) {
-        assert_eq!(close(self.ep), 0);
-        for cntr in self.counters {
-            assert_eq!(close(cntr), 0);
-        }
-        assert_eq!(close(self.cq), 0);
-        assert_eq!(close(self.av), 0);
     }
 }
 

@@ -134,8 +134,4 @@ pub fn serve() {
             other => panic!("unknown command {other}"),
         }
     }
-    end.close();
-    buffer.close();
-    source.close();
-    rig.close();
 }

@@ -25,7 +25,6 @@ pub fn with_front_ends(test: &str, settings: &[(&str, &str)], body: impl FnOnce(
     softefa_rig::child::run(test, &[settings, &[(LIBRARIES, made)]].concat(), || {
         let rig = Rig::open();
         body(&rig, on_card(program));
-        rig.close();
     })
 }
 
@@ -81,8 +80,6 @@ fn exchange(test: &str, settings: &[(&str, &str)]) {
         assert_ne!(peer.ask(&format!("write {addr} {wrong} 8 1")), "0");
         assert_eq!((a.local(), a.errors()), (3, 0));
         peer.finish();
-        a.close();
-        buffer.close();
     });
 }
 

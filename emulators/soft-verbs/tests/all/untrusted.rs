@@ -72,8 +72,6 @@ fn another_user_does_not_reach_a_card_of_verbs() {
         assert_eq!(a.next_status().1, CompStatus::Ok);
         assert_eq!(peer.ask("matches 1 64"), "true");
         peer.finish();
-        a.close();
-        buffer.close();
     });
 }
 
@@ -104,8 +102,6 @@ fn without_the_gid(test: &str, settings: &[(&str, &str)]) {
         assert_ne!(peer.ask(&format!("write {} {} 64 9", own.addr, own.rkey)), "0");
         assert!(buffer.matches(1) && a.remote() == 0);
         peer.finish();
-        a.close();
-        buffer.close();
     });
 }
 

@@ -9,10 +9,7 @@ use softefa_rig::*;
 
 #[test]
 fn write_arrives_and_is_counted() {
-    if !have_libfabric("write_arrives_and_is_counted") {
-        return;
-    }
-    let rig = Rig::open();
+    let Some(rig) = Rig::for_test("write_arrives_and_is_counted") else { return };
     let (mut a, b) = (End::open(&rig), End::open(&rig));
     let (source, target) = (rig.buffer(64), rig.buffer(64));
     let to = a.connect(&b.name());
@@ -29,25 +26,16 @@ fn write_arrives_and_is_counted() {
     a.post(to, write_nothing(target.remote(64)));
     wait_until("empty write", || b.remote() == 2);
     a.wait_done(2);
-    a.close();
-    b.close();
-    source.close();
-    target.close();
-    rig.close();
 }
 
 #[test]
 fn progress_operation_drives_card_where_cores_are_few() {
-    if !have_libfabric("progress_operation_drives_card_where_cores_are_few") {
-        return;
-    }
-    let rig = Rig::open();
+    let Some(rig) = Rig::for_test("progress_operation_drives_card_where_cores_are_few") else { return };
     let progress = rig.progress();
     let has_few_cores = std::thread::available_parallelism().unwrap().get() < 8;
     assert_eq!(unsafe { (progress.function)(progress.arg) }, has_few_cores);
     assert!(!unsafe { (progress.function)(std::ptr::null_mut()) }, "null is not a domain");
     assert!(!unsafe { (progress.function)(rig.fabric.cast()) }, "a fabric is not a domain");
-    rig.close();
 }
 
 #[test]
@@ -79,20 +67,12 @@ fn ring_wraps_many_times() {
         for n in total - 8192..total {
             assert_eq!(target.word((n % 8192) as usize).load(Ordering::Relaxed), n);
         }
-        a.close();
-        b.close();
-        source.close();
-        target.close();
-        rig.close();
     }
 }
 
 #[test]
 fn closed_endpoint_sends_what_it_rang() {
-    if !have_libfabric("closed_endpoint_sends_what_it_rang") {
-        return;
-    }
-    let rig = Rig::open();
+    let Some(rig) = Rig::for_test("closed_endpoint_sends_what_it_rang") else { return };
     let b = End::open(&rig);
     let (source, target) = (rig.buffer(64), rig.buffer(64));
     for n in 1..=20 {
@@ -100,22 +80,15 @@ fn closed_endpoint_sends_what_it_rang() {
         let to = a.connect(&b.name());
         source.word(0).store(n, Ordering::Relaxed);
         a.post(to, write(target.remote(0), source.sge(0, 8)));
-        a.close();
+        drop(a);
         wait_until("write of a closed endpoint", || b.remote() == n);
         assert_eq!(target.word(0).load(Ordering::Relaxed), n);
     }
-    b.close();
-    source.close();
-    target.close();
-    rig.close();
 }
 
 #[test]
 fn large_writes_and_reads_keep_their_bytes() {
-    if !have_libfabric("large_writes_and_reads_keep_their_bytes") {
-        return;
-    }
-    let rig = Rig::open();
+    let Some(rig) = Rig::for_test("large_writes_and_reads_keep_their_bytes") else { return };
     let (mut a, b) = (End::open(&rig), End::open(&rig));
     let len = 3 << 20;
     let (source, target, back) = (rig.buffer(len), rig.buffer(len), rig.buffer(len));
@@ -129,20 +102,13 @@ fn large_writes_and_reads_keep_their_bytes() {
     a.wait_done(2);
     assert!(back.matches(11));
     assert_eq!((a.local(), a.errors(), b.remote()), (2, 0, 1));
-    a.close();
-    b.close();
-    for buffer in [source, target, back] {
-        buffer.close();
-    }
-    rig.close();
+    drop(a);
+    drop(b);
 }
 
 #[test]
 fn refused_requests_complete_in_error_and_harm_nothing() {
-    if !have_libfabric("refused_requests_complete_in_error_and_harm_nothing") {
-        return;
-    }
-    let rig = Rig::open();
+    let Some(rig) = Rig::for_test("refused_requests_complete_in_error_and_harm_nothing") else { return };
     let (mut a, b) = (End::open(&rig), End::open(&rig));
     let (source, target) = (rig.buffer(64), rig.buffer(64));
     let to = a.connect(&b.name());
@@ -172,9 +138,4 @@ fn refused_requests_complete_in_error_and_harm_nothing() {
     assert_eq!(target.word(0).load(Ordering::Relaxed), 0);
     a.post(to, write(remote, sge));
     wait_until("good one afterwards", || b.remote() == 1);
-    a.close();
-    b.close();
-    source.close();
-    target.close();
-    rig.close();
 }

@@ -181,9 +181,6 @@ fn request_fails(test: &str, wire: &'static str, what: &'static str, status: Com
         a.wait_done(2);
         assert_eq!((a.local(), a.errors()), (0, 2));
         peer.finish();
-        a.close();
-        buffer.close();
-        rig.close();
     });
     if let Some(errors) = errors {
         assert!(errors.contains(line), "{errors}");
@@ -204,10 +201,6 @@ fn hello_is_refused(test: &str, wire: &'static str, what: &'static str, line: &s
         a.post(to, write(buffer.remote(0), buffer.sge(8, 8)));
         assert_eq!(a.next_status().1, CompStatus::Ok);
         peer.finish();
-        a.close();
-        b.close();
-        buffer.close();
-        rig.close();
     });
     if let Some(errors) = errors {
         assert!(errors.contains(line), "{errors}");
@@ -294,9 +287,6 @@ fn answers_that_do_not_fit_request_are_refused() {
         let words = [0, 1].map(|n| buffer.word(n).load(std::sync::atomic::Ordering::Relaxed));
         assert_eq!(words, [0, 0], "nothing of it is placed");
         peer.finish();
-        a.close();
-        buffer.close();
-        rig.close();
     });
     if let Some(errors) = errors {
         let line = "refused by the other side: the peer answered with an unexpected status; request ";

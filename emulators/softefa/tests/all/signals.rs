@@ -226,15 +226,6 @@ fn rounds(rounds: u64) {
     assert!((0..WORDS).all(|word| sink.words.word(word).load(Acquire) == 0), "a signal came twice");
     eprintln!("{} signals", sink.applied);
     assert!(sink.applied > rounds * 300);
-    for source in sources {
-        source.end.close();
-        source.source.close();
-        source.target.close();
-    }
-    sink.end.close();
-    sink.words.close();
-    sink.messages.close();
-    rig.close();
 }
 
 /// Returns the receive mode that `fi_getinfo` offers for these mode bits in the hints.
@@ -264,10 +255,6 @@ fn write_with_immediate_takes_receive_in_that_mode() {
         let Ok(Cqe::Recv(RecvCqe { req_id, imm, unsolicited, .. })) = entry else { panic!("{entry:?}") };
         assert_eq!((req_id, imm, unsolicited), (7, Some(0xdead_beef), false));
         assert_eq!((rx_mode(0), rx_mode(fi::FI_RX_CQ_DATA)), (0, fi::FI_RX_CQ_DATA));
-        from.close();
-        to.close();
-        words.close();
-        rig.close();
     });
 }
 

@@ -42,11 +42,7 @@ fn trace_of_a_run_has_its_requests_and_completions() {
         a.ring();
         a.wait_done(6);
         let qpns = (b.connect(&a.name()).qpn, to.qpn);
-        a.close();
-        b.close();
-        source.close();
-        target.close();
-        rig.close();
+        drop((a, b, source, target, rig));
         check(qpns, &silent);
     });
     let _ = std::fs::remove_file(file);

@@ -20,10 +20,7 @@ fn at(memory: RemoteMem, offset: u64) -> RemoteMem {
 
 #[test]
 fn writes_and_reads_cross_processes() {
-    if !have_libfabric("writes_and_reads_cross_processes") {
-        return;
-    }
-    let rig = Rig::open();
+    let Some(rig) = Rig::for_test("writes_and_reads_cross_processes") else { return };
     let mut a = End::open(&rig);
     let buffer = rig.buffer(PEER_BUFFER);
     let mut peer = Peer::start(&[]);
@@ -50,17 +47,11 @@ fn writes_and_reads_cross_processes() {
     assert!(buffer.matches(7));
     assert_eq!((a.local(), a.errors(), a.remote()), (3, 0, 1));
     peer.finish();
-    a.close();
-    buffer.close();
-    rig.close();
 }
 
 #[test]
 fn closing_card_answers_first() {
-    if !have_libfabric("closing_card_answers_first") {
-        return;
-    }
-    let rig = Rig::open();
+    let Some(rig) = Rig::for_test("closing_card_answers_first") else { return };
     let mut a = End::open(&rig);
     let buffer = rig.buffer(64);
     for n in 1..=4 {
@@ -73,17 +64,11 @@ fn closing_card_answers_first() {
         assert_eq!(a.next_status().1, CompStatus::Ok, "peer {n}");
         peer.finish_without_word();
     }
-    a.close();
-    buffer.close();
-    rig.close();
 }
 
 #[test]
 fn refusals_reach_requester() {
-    if !have_libfabric("refusals_reach_requester") {
-        return;
-    }
-    let rig = Rig::open();
+    let Some(rig) = Rig::for_test("refusals_reach_requester") else { return };
     let mut a = End::open(&rig);
     let buffer = rig.buffer(PEER_BUFFER);
     let mut peer = Peer::start(&[]);
@@ -103,17 +88,11 @@ fn refusals_reach_requester() {
     a.wait_done(5);
     assert_eq!((a.local(), a.errors()), (1, 4));
     peer.finish();
-    a.close();
-    buffer.close();
-    rig.close();
 }
 
 #[test]
 fn requests_to_killed_peer_fail() {
-    if !have_libfabric("requests_to_killed_peer_fail") {
-        return;
-    }
-    let rig = Rig::open();
+    let Some(rig) = Rig::for_test("requests_to_killed_peer_fail") else { return };
     let mut a = End::open(&rig);
     let buffer = rig.buffer(PEER_BUFFER);
     let mut peer = Peer::start(&[]);
@@ -136,17 +115,11 @@ fn requests_to_killed_peer_fail() {
     assert_eq!(a.next_status().1, CompStatus::LocalUnresponsiveRemote, "stays unresponsive");
     a.wait_done(22);
     assert_eq!((a.local(), a.errors()), (1, 21));
-    a.close();
-    buffer.close();
-    rig.close();
 }
 
 #[test]
 fn connect_to_missing_card_fails() {
-    if !have_libfabric("connect_to_missing_card_fails") {
-        return;
-    }
-    let rig = Rig::open();
+    let Some(rig) = Rig::for_test("connect_to_missing_card_fails") else { return };
     let mut a = End::open(&rig);
     let buffer = rig.buffer(64);
     let mut peer = Peer::start(&[]);
@@ -154,23 +127,15 @@ fn connect_to_missing_card_fails() {
     peer.kill();
     a.post(to, write(peer.memory, buffer.sge(0, 8)));
     assert_eq!(a.next_status().1, CompStatus::LocalUnreachableRemote);
-    a.close();
-    buffer.close();
-    rig.close();
 }
 
 #[test]
 fn address_of_another_version_is_refused() {
-    if !have_libfabric("address_of_another_version_is_refused") {
-        return;
-    }
-    let rig = Rig::open();
+    let Some(rig) = Rig::for_test("address_of_another_version_is_refused") else { return };
     let a = End::open(&rig);
     let mut name = a.name();
     name[1] += 1;
     assert_eq!(a.insert(&name), (0, u64::MAX));
-    a.close();
-    rig.close();
 }
 
 /// The same tests over the wire between hosts.

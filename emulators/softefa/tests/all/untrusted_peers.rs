@@ -201,9 +201,6 @@ fn with_card(test: &str, body: impl FnOnce(&mut End, &Buffer)) -> Option<String>
         let mut a = End::open(&rig);
         let buffer = rig.buffer(64);
         body(&mut a, &buffer);
-        a.close();
-        buffer.close();
-        rig.close();
     })
 }
 
