@@ -35,8 +35,7 @@ static void put(Rank& rank) {
     }
     rank.barrier();
   }
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 // A put with a signal increment: once the signal is there, the receiver reads the put's bytes. The ranks wait for each other, so that
@@ -44,32 +43,27 @@ static void put(Rank& rank) {
 static void put_signal(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
-  int right = (rank.rank + 1) % rank.nranks;
-  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   constexpr ncclGinSignal_t arrived = 1, consumed = 2;
   for (int round = 0; round < 300; round++) {
     size_t bytes = 1 + size_t(round) * 37 % 9000;
-    fill(s.src->base, bytes, seed_of(rank.rank, right, round));
-    gin.put(s.world(), right, s.dst->handle(), 0, s.src->handle(), 0, bytes, ncclGin_WeakSignalInc{arrived});
+    fill(s.src->base, bytes, seed_of(rank.rank, rank.right(), round));
+    gin.put(s.world(), rank.right(), s.dst->handle(), 0, s.src->handle(), 0, bytes, ncclGin_WeakSignalInc{arrived});
     WAIT_SIGNAL(s, gin, arrived, uint64_t(round) + 1);
-    ptrdiff_t bad = first_difference(s.dst->base, bytes, seed_of(left, rank.rank, round));
+    ptrdiff_t bad = first_difference(s.dst->base, bytes, seed_of(rank.left(), rank.rank, round));
     CHECK(rank, bad < 0, "round %d: the signal is there, byte %td of %zu is wrong", round, bad, bytes);
     uint64_t value = gin.readSignal(arrived);
     CHECK(rank, value == uint64_t(round) + 1, "round %d: the signal is %llu", round, (unsigned long long)value);
-    gin.signal(s.world(), left, ncclGin_WeakSignalInc{consumed});
+    gin.signal(s.world(), rank.left(), ncclGin_WeakSignalInc{consumed});
     WAIT_SIGNAL(s, gin, consumed, uint64_t(round) + 1);
     FLUSH(s, gin);
   }
   CHECK(rank, gin.readSignal(0) == 0 && gin.readSignal(3) == 0, "a signal that nobody raised has moved");
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 template <typename T>
 static void exchange_values(Session& s, ncclGin& gin, int rounds, size_t offset) {
   Rank& rank = s.rank;
-  int right = (rank.rank + 1) % rank.nranks;
-  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   // A value is never 0, so that its arrival is visible in cleared memory.
   auto value_of = [](int from, int round) { return T(seed_of(from, 0, round) % 251 + 1 + uint64_t(round) * 256); };
   for (int round = 0; round < rounds; round++) {
@@ -79,8 +73,8 @@ static void exchange_values(Session& s, ncclGin& gin, int rounds, size_t offset)
   rank.barrier();
   for (int round = 0; round < rounds; round++) {
     size_t at = offset + size_t(round) * sizeof(T);
-    gin.putValue(s.world(), right, s.dst->handle(), at, value_of(rank.rank, round));
-    poll_until((const T*)(s.dst->base + at), value_of(left, round));
+    gin.putValue(s.world(), rank.right(), s.dst->handle(), at, value_of(rank.rank, round));
+    poll_until((const T*)(s.dst->base + at), value_of(rank.left(), round));
   }
   rank.barrier();
   CHECK(rank, gin.readSignal(1) == 0, "a value without a signal has raised one");
@@ -94,25 +88,22 @@ static void put_value(Rank& rank) {
   exchange_values<uint16_t>(s, gin, 500, 4096);
   exchange_values<uint32_t>(s, gin, 500, 8192);
   exchange_values<uint64_t>(s, gin, 1500, 16384);
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 // A value with a signal increment: once the signal is there, the receiver reads the value.
 static void put_value_signal(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
-  int right = (rank.rank + 1) % rank.nranks;
-  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   for (int round = 0; round < 1500; round++) {
-    uint64_t value = seed_of(rank.rank, right, round) << 20;
-    gin.putValue(s.world(), right, s.dst->handle(), 8 * size_t(round % 64), value, ncclGin_WeakSignalInc{1});
+    uint64_t value = seed_of(rank.rank, rank.right(), round) << 20;
+    gin.putValue(s.world(), rank.right(), s.dst->handle(), 8 * size_t(round % 64), value, ncclGin_WeakSignalInc{1});
     WAIT_SIGNAL(s, gin, 1, uint64_t(round) + 1);
     uint64_t got = s.dst->load<uint64_t>(8 * size_t(round % 64));
-    uint64_t expected = seed_of(left, rank.rank, round) << 20;
+    uint64_t expected = seed_of(rank.left(), rank.rank, round) << 20;
     CHECK(rank, got == expected, "round %d: the signal is there, the value is %llx and not %llx", round,
           (unsigned long long)got, (unsigned long long)expected);
-    gin.signal(s.world(), left, ncclGin_WeakSignalInc{2});
+    gin.signal(s.world(), rank.left(), ncclGin_WeakSignalInc{2});
     WAIT_SIGNAL(s, gin, 2, uint64_t(round) + 1);
   }
   // All ranks send to rank 0 at once: the signal's count and every value are exact.
@@ -138,8 +129,7 @@ static void put_value_signal(Rank& rank) {
   uint64_t total = gin.readSignal(3);
   CHECK(rank, total == (rank.rank == 0 ? uint64_t(rounds) * rank.nranks : 0), "signal 3 is %llu",
         (unsigned long long)total);
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 #if FOREIGN_HAS_GET
@@ -180,8 +170,7 @@ static void get(Rank& rank) {
       gin.put(s.world(), peer, s.dst->handle(), area * 7 + 64 * size_t(rank.rank), s.src->handle(), 64, 64);
     }
   }
-  s.settle();
-  s.close();
+  s.finish();
 }
 #endif
 
@@ -211,8 +200,7 @@ static void large(Rank& rank) {
     CHECK(rank, s.dst->load<uint64_t>((bytes - 9) & ~size_t(7)) == 0x600d, "the tail is wrong");
     CHECK(rank, gin.readSignal(1) == 1, "the signal is %llu", (unsigned long long)gin.readSignal(1));
   }
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 // Windows over the same memory, of different sizes on different ranks, in host memory, and one that is registered late and deregistered
@@ -220,16 +208,14 @@ static void large(Rank& rank) {
 static void windows(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
-  int right = (rank.rank + 1) % rank.nranks;
-  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   size_t mine = size_t(1 + rank.rank) << 16;
-  size_t his = size_t(1 + right) << 16;
+  size_t his = size_t(1 + rank.right()) << 16;
   uint64_t signalled = 0;
   auto exchange = [&](Window* to, int round, size_t offset, size_t here) {
-    fill(s.src->base, 256, seed_of(rank.rank, right, round));
-    gin.put(s.world(), right, to->handle(), offset, s.src->handle(), 0, 256, ncclGin_WeakSignalInc{0});
+    fill(s.src->base, 256, seed_of(rank.rank, rank.right(), round));
+    gin.put(s.world(), rank.right(), to->handle(), offset, s.src->handle(), 0, 256, ncclGin_WeakSignalInc{0});
     WAIT_SIGNAL(s, gin, 0, ++signalled);
-    ptrdiff_t bad = first_difference(to->base + here, 256, seed_of(left, rank.rank, round));
+    ptrdiff_t bad = first_difference(to->base + here, 256, seed_of(rank.left(), rank.rank, round));
     CHECK(rank, bad < 0, "round %d: byte %td is wrong", round, bad);
     FLUSH(s, gin);
     rank.barrier();
@@ -249,8 +235,7 @@ static void windows(Rank& rank) {
     s.deregister(host);
     rank.barrier();
   }
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 const std::vector<Scenario> data_scenarios = {

@@ -13,16 +13,14 @@
 static void exchange_once(Session& s) {
   Rank& rank = s.rank;
   ncclGin gin = s.gin();
-  int right = (rank.rank + 1) % rank.nranks;
-  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   if (values_work()) {
-    gin.putValue(s.world(), right, s.dst->handle(), 0, seed_of(rank.rank, 1, 2), ncclGin_WeakSignalInc{1});
+    gin.putValue(s.world(), rank.right(), s.dst->handle(), 0, seed_of(rank.rank, 1, 2), ncclGin_WeakSignalInc{1});
   } else {
     *(uint64_t*)s.src->base = seed_of(rank.rank, 1, 2);
-    gin.put(s.world(), right, s.dst->handle(), 0, s.src->handle(), 0, 8, ncclGin_WeakSignalInc{1});
+    gin.put(s.world(), rank.right(), s.dst->handle(), 0, s.src->handle(), 0, 8, ncclGin_WeakSignalInc{1});
   }
   WAIT_SIGNAL(s, gin, 1, 1);
-  CHECK(rank, s.dst->load<uint64_t>(0) == seed_of(left, 1, 2), "the value is wrong");
+  CHECK(rank, s.dst->load<uint64_t>(0) == seed_of(rank.left(), 1, 2), "the value is wrong");
   FLUSH(s, gin);
   s.expect_no_error();
 }
@@ -98,8 +96,7 @@ static void versions(Rank& rank) {
   needs.backend_version = FOREIGN_BACKEND_VERSION == 1 ? 0 : 2;
   Session s(rank, needs);
   exchange_once(s);
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 #define REFUSED(rank, call)                                                    \
@@ -174,8 +171,7 @@ static void bad_arguments(Rank& rank) {
   rank.barrier();
 
   exchange_once(s);
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 // A rank dies between listen and connect: the other ranks get an error within FERROGIN_TIMEOUT, and can connect later.

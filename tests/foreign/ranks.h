@@ -20,6 +20,12 @@ struct Rank {
   const char* scenario;
   Shared* shared;
 
+  int right() const {
+    return (rank + 1) % nranks;
+  }
+  int left() const {
+    return (rank + nranks - 1) % nranks;
+  }
   // Waits for all ranks; exits if another rank failed.
   void barrier() const;
   // `all[r]` gets rank r's `bytes` bytes (at most 1024).

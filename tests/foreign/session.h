@@ -79,6 +79,11 @@ class Session {
   // Flushes every context and waits for the other ranks, so that no rank writes to a closed one. Checks that there were no errors and no
   // unexpected warnings.
   void settle() const;
+  // Settles and closes.
+  void finish() {
+    settle();
+    close();
+  }
   void dump() const;
 
   Rank& rank;

@@ -35,32 +35,30 @@ static void signal_add(Rank& rank) {
     rank.barrier();
   }
   CHECK(rank, gin.readSignal(0) == 0, "signal 0 was raised by nobody and has moved");
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 // A counter counts each put that names it exactly once, whatever its signal. A put without a signal raises none at the peer.
 static void counters(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
-  int right = (rank.rank + 1) % rank.nranks;
   ncclWindow_t dst = s.dst->handle(), src = s.src->handle();
   uint64_t expected[4] = {};
   uint64_t signalled[4] = {};
   for (int round = 0; round < 100; round++) {
-    gin.put(s.world(), right, dst, 0, src, 0, 64, ncclGin_None{}, ncclGin_WeakCounterInc{0});
+    gin.put(s.world(), rank.right(), dst, 0, src, 0, 64, ncclGin_None{}, ncclGin_WeakCounterInc{0});
     expected[0]++;
-    gin.put(s.world(), right, dst, 64, src, 64, 64, ncclGin_WeakSignalInc{1}, ncclGin_WeakCounterInc{1});
+    gin.put(s.world(), rank.right(), dst, 64, src, 64, 64, ncclGin_WeakSignalInc{1}, ncclGin_WeakCounterInc{1});
     expected[1]++, signalled[1]++;
-    gin.put(s.world(), right, dst, 128, src, 128, 64, ncclGin_WeakSignalInc{3}, ncclGin_WeakCounterInc{2});
+    gin.put(s.world(), rank.right(), dst, 128, src, 128, 64, ncclGin_WeakSignalInc{3}, ncclGin_WeakCounterInc{2});
     expected[2]++, signalled[3]++;
-    gin.put(s.world(), right, dst, 192, src, 192, 64, ncclGin_WeakSignalInc{2});
+    gin.put(s.world(), rank.right(), dst, 192, src, 192, 64, ncclGin_WeakSignalInc{2});
     signalled[2]++;
     // Five signals, one increment of the counter.
-    gin.put(s.world(), right, dst, 256, src, 256, 64, ncclGin_WeakSignalAdd{1, 5}, ncclGin_WeakCounterInc{0});
+    gin.put(s.world(), rank.right(), dst, 256, src, 256, 64, ncclGin_WeakSignalAdd{1, 5}, ncclGin_WeakCounterInc{0});
     expected[0]++, signalled[1] += 5;
     // No bytes.
-    gin.put(s.world(), right, dst, 0, src, 0, 0, ncclGin_None{}, ncclGin_WeakCounterInc{1});
+    gin.put(s.world(), rank.right(), dst, 0, src, 0, 0, ncclGin_None{}, ncclGin_WeakCounterInc{1});
     expected[1]++;
     for (unsigned c = 0; c < 4; c++) WAIT_COUNTER(s, gin, c, expected[c]);
     FLUSH(s, gin);
@@ -79,35 +77,32 @@ static void counters(Rank& rank) {
   gin.resetCounter(0);
   CHECK(rank, gin.readCounter(0) == 0, "counter 0 is %llu after a reset", (unsigned long long)gin.readCounter(0));
   CHECK(rank, gin.readCounter(1) == expected[1], "the reset of counter 0 has changed counter 1");
-  gin.put(s.world(), right, dst, 0, src, 0, 8, ncclGin_None{}, ncclGin_WeakCounterInc{0});
+  gin.put(s.world(), rank.right(), dst, 0, src, 0, 8, ncclGin_None{}, ncclGin_WeakCounterInc{0});
   WAIT_COUNTER(s, gin, 0, 1);
   CHECK(rank, gin.readCounter(0) == 1, "counter 0 is %llu", (unsigned long long)gin.readCounter(0));
   // The source may be overwritten once the counter has changed.
   for (int round = 0; round < 200; round++) {
-    fill(s.src->base + 4096, 4096, seed_of(rank.rank, right, round));
-    gin.put(s.world(), right, dst, 4096 * size_t(1 + round % 200), src, 4096, 4096, ncclGin_None{},
+    fill(s.src->base + 4096, 4096, seed_of(rank.rank, rank.right(), round));
+    gin.put(s.world(), rank.right(), dst, 4096 * size_t(1 + round % 200), src, 4096, 4096, ncclGin_None{},
             ncclGin_WeakCounterInc{3});
     WAIT_COUNTER(s, gin, 3, uint64_t(round) + 1);
     memset(s.src->base + 4096, 0xee, 4096);
   }
   ncclGinBarrier(ncclCoopThread(), gin, s.world(), s.barrier, 0);
-  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   for (int round = 0; round < 200; round++) {
-    ptrdiff_t bad = first_difference(s.dst->base + 4096 * size_t(1 + round), 4096, seed_of(left, rank.rank, round));
+    ptrdiff_t bad = first_difference(s.dst->base + 4096 * size_t(1 + round), 4096, seed_of(rank.left(), rank.rank, round));
     CHECK(rank, bad < 0, "put %d: byte %td was read after its counter had ticked", round, bad);
   }
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 // Resets, shadows, and reading signals while they change.
 static void reset(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
-  int right = (rank.rank + 1) % rank.nranks;
   for (int round = 0; round < 50; round++) {
     uint64_t n = 1 + uint64_t(round) % 7;
-    for (uint64_t i = 0; i < n; i++) gin.signal(s.world(), right, ncclGin_WeakSignalInc{0});
+    for (uint64_t i = 0; i < n; i++) gin.signal(s.world(), rank.right(), ncclGin_WeakSignalInc{0});
     WAIT_SIGNAL(s, gin, 0, n);
     CHECK(rank, gin.readSignal(0) == n, "round %d: %llu", round, (unsigned long long)gin.readSignal(0));
     gin.resetSignal(0);
@@ -115,7 +110,7 @@ static void reset(Rank& rank) {
     rank.barrier();
   }
   uint64_t before = 0, delta = 0, seen = 0;
-  for (int i = 0; i < 200; i++) gin.signal(s.world(), right, ncclGin_WeakSignalInc{1});
+  for (int i = 0; i < 200; i++) gin.signal(s.world(), rank.right(), ncclGin_WeakSignalInc{1});
   while (seen < 200) {
     gin.waitSignalFollowShadow(ncclCoopThread(), 1, uint64_t(1), &before, &delta);
     CHECK(rank, before == seen && delta >= 1, "shadow %llu, seen %llu", (unsigned long long)before,
@@ -125,14 +120,13 @@ static void reset(Rank& rank) {
   CHECK(rank, seen == 200, "%llu signals of 200", (unsigned long long)seen);
   rank.barrier();
   gin.increaseSignalShadow(1, 10);
-  for (int i = 0; i < 10; i++) gin.signal(s.world(), right, ncclGin_WeakSignalInc{1});
+  for (int i = 0; i < 10; i++) gin.signal(s.world(), rank.right(), ncclGin_WeakSignalInc{1});
   gin.waitSignalMeetShadow(ncclCoopThread(), 1);
   CHECK(rank, gin.readSignal(1) == 210, "%llu", (unsigned long long)gin.readSignal(1));
   // A wait with a deadline ends if the signal doesn't arrive.
   ncclResult_t result = gin.waitSignal(ncclCoopThread(), 2, 1, 64, cuda::memory_order_acquire, 20 * 1000 * 1000);
   CHECK(rank, result == ncclTimeout, "a wait for nothing returned %d", int(result));
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 // NCCL's own barrier, on one context and over all contexts, with puts that must be visible after it.
@@ -158,8 +152,7 @@ static void barrier(Rank& rank) {
   for (int round = 0; round < 20; round++) {
     ncclGinBarrier(ncclCoopThread(), ncclGinAllContexts(s.dev), s.world(), s.barrier, 0);
   }
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 // Contexts on several connections have separate signals, counters and values.
@@ -168,18 +161,16 @@ static void contexts(Rank& rank) {
   needs.contexts = 3;
   needs.connections = 2;
   Session s(rank, needs);
-  int right = (rank.rank + 1) % rank.nranks;
-  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   int count = int(s.dev.ginContextCount);
   CHECK(rank, count == 6, "%d contexts", count);
   for (int round = 0; round < 30; round++) {
     for (int k = 0; k < count; k++) {
       ncclGin gin = s.gin(k);
       for (int i = 0; i <= k; i++) {
-        gin.putValue(s.world(), right, s.dst->handle(), 8 * size_t(k), seed_of(rank.rank, k, round),
+        gin.putValue(s.world(), rank.right(), s.dst->handle(), 8 * size_t(k), seed_of(rank.rank, k, round),
                      ncclGin_WeakSignalInc{1});
       }
-      gin.put(s.world(), right, s.dst->handle(), 4096, s.src->handle(), 0, 16, ncclGin_None{},
+      gin.put(s.world(), rank.right(), s.dst->handle(), 4096, s.src->handle(), 0, 16, ncclGin_None{},
               ncclGin_WeakCounterInc{unsigned(k) % 4});
     }
     for (int k = 0; k < count; k++) {
@@ -187,7 +178,7 @@ static void contexts(Rank& rank) {
       WAIT_SIGNAL(s, gin, 1, uint64_t(k + 1) * uint64_t(round + 1));
       CHECK(rank, gin.readSignal(1) == uint64_t(k + 1) * uint64_t(round + 1), "context %d: signal %llu", k,
             (unsigned long long)gin.readSignal(1));
-      CHECK(rank, s.dst->load<uint64_t>(8 * size_t(k)) == seed_of(left, k, round), "context %d: wrong value", k);
+      CHECK(rank, s.dst->load<uint64_t>(8 * size_t(k)) == seed_of(rank.left(), k, round), "context %d: wrong value", k);
       WAIT_COUNTER(s, gin, unsigned(k) % 4, uint64_t(round) + 1);
     }
     rank.barrier();
@@ -200,8 +191,7 @@ static void contexts(Rank& rank) {
             (unsigned long long)gin.readCounter(c));
     }
   }
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 // Ranks with different numbers of signals and counters.
@@ -244,8 +234,7 @@ static void asymmetric(Rank& rank) {
     uint64_t expected = i == 1 ? uint64_t(rank.nranks) : 0;
     CHECK(rank, gin.readSignal(i) == expected, "signal %u is %llu", i, (unsigned long long)gin.readSignal(i));
   }
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 // No counters at all, and no signals except the barrier's.
@@ -265,8 +254,7 @@ static void bare(Rank& rank) {
     }
     rank.barrier();
   }
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 const std::vector<Scenario> signal_scenarios = {

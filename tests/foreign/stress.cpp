@@ -9,22 +9,20 @@
 static void aggregate(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
-  int right = (rank.rank + 1) % rank.nranks;
-  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   ncclWindow_t dst = s.dst->handle(), src = s.src->handle();
   auto sentinel = [](int from, int round, int i) { return seed_of(from, i, round) << 8 | 1; };
   for (int round = 0; round < 1000; round++) {
     for (int i = 0; i < 8; i++) {
       *(uint64_t*)(s.src->base + 8 * i) = sentinel(rank.rank, round, i);
-      put_flags(gin, s.world(), right, dst, 8 * size_t(i), src, 8 * size_t(i), 8, ncclGin_WeakSignalInc{1},
+      put_flags(gin, s.world(), rank.right(), dst, 8 * size_t(i), src, 8 * size_t(i), 8, ncclGin_WeakSignalInc{1},
                 ncclGin_None{}, i < 7 ? foreign_aggregate : 0);
     }
     WAIT_SIGNAL(s, gin, 1, 8 * uint64_t(round + 1));
     for (int i = 0; i < 8; i++) {
       uint64_t got = s.dst->load<uint64_t>(8 * size_t(i));
-      CHECK(rank, got == sentinel(left, round, i), "round %d: put %d is %llx", round, i, (unsigned long long)got);
+      CHECK(rank, got == sentinel(rank.left(), round, i), "round %d: put %d is %llx", round, i, (unsigned long long)got);
     }
-    gin.signal(s.world(), left, ncclGin_WeakSignalInc{2});
+    gin.signal(s.world(), rank.left(), ncclGin_WeakSignalInc{2});
     WAIT_SIGNAL(s, gin, 2, uint64_t(round) + 1);
     FLUSH(s, gin);
   }
@@ -35,33 +33,30 @@ static void aggregate(Rank& rank) {
     int row = 1 + round % 90;
     for (int i = 0; i < row; i++) {
       *(uint64_t*)(s.src->base + 8 * i) = sentinel(rank.rank, round, i);
-      put_flags(gin, s.world(), right, dst, 8 * size_t(i), src, 8 * size_t(i), 8, ncclGin_None{}, ncclGin_None{},
+      put_flags(gin, s.world(), rank.right(), dst, 8 * size_t(i), src, 8 * size_t(i), 8, ncclGin_None{}, ncclGin_None{},
                 foreign_aggregate);
     }
-    put_flags(gin, s.world(), right, dst, 0, src, 0, 0, ncclGin_None{}, ncclGin_None{}, 0);
-    for (int i = 0; i < row; i++) poll_until((uint64_t*)(s.dst->base + 8 * i), sentinel(left, round, i));
+    put_flags(gin, s.world(), rank.right(), dst, 0, src, 0, 0, ncclGin_None{}, ncclGin_None{}, 0);
+    for (int i = 0; i < row; i++) poll_until((uint64_t*)(s.dst->base + 8 * i), sentinel(rank.left(), round, i));
     FLUSH(s, gin);
     rank.barrier();
   }
   // Aggregated puts with counters wait on each counter's endpoint until a plain post rings its doorbell.
   for (int round = 0; round < 100; round++) {
     for (int i = 0; i < 8; i++) {
-      put_flags(gin, s.world(), right, dst, 0, src, 0, 64, ncclGin_None{}, ncclGin_WeakCounterInc{unsigned(i) % 2},
+      put_flags(gin, s.world(), rank.right(), dst, 0, src, 0, 64, ncclGin_None{}, ncclGin_WeakCounterInc{unsigned(i) % 2},
                 i < 6 ? foreign_aggregate : 0);
     }
     WAIT_COUNTER(s, gin, 0, 4 * uint64_t(round + 1));
     WAIT_COUNTER(s, gin, 1, 4 * uint64_t(round + 1));
   }
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 // After a flush, the sources may be overwritten: later writes to them don't arrive.
 static void flush(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
-  int right = (rank.rank + 1) % rank.nranks;
-  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   constexpr size_t block = 2048;
   // A flush without posts returns.
   FLUSH(s, gin);
@@ -69,10 +64,10 @@ static void flush(Rank& rank) {
     for (int i = 0; i < 256; i++) {
       fill(s.src->base + block * i, block, seed_of(rank.rank, i, round));
       if (i % 4 == 3) {
-        gin.put(s.world(), right, s.dst->handle(), block * size_t(i), s.src->handle(), block * size_t(i), block,
+        gin.put(s.world(), rank.right(), s.dst->handle(), block * size_t(i), s.src->handle(), block * size_t(i), block,
                 ncclGin_WeakSignalInc{0}, ncclGin_WeakCounterInc{unsigned(i / 4) % 4});
       } else {
-        gin.put(s.world(), right, s.dst->handle(), block * size_t(i), s.src->handle(), block * size_t(i), block,
+        gin.put(s.world(), rank.right(), s.dst->handle(), block * size_t(i), s.src->handle(), block * size_t(i), block,
                 ncclGin_WeakSignalInc{0});
       }
     }
@@ -80,7 +75,7 @@ static void flush(Rank& rank) {
     memset(s.src->base, 0xee, block * 256);
     WAIT_SIGNAL(s, gin, 0, 256 * uint64_t(round + 1));
     for (int i = 0; i < 256; i++) {
-      ptrdiff_t bad = first_difference(s.dst->base + block * i, block, seed_of(left, i, round));
+      ptrdiff_t bad = first_difference(s.dst->base + block * i, block, seed_of(rank.left(), i, round));
       CHECK(rank, bad < 0, "round %d: block %d byte %td was read behind the flush", round, i, bad);
     }
     rank.barrier();
@@ -90,8 +85,7 @@ static void flush(Rank& rank) {
     uint64_t value = gin.readCounter(c);
     CHECK(rank, value == 16 * 30, "counter %u is %llu behind the flush", c, (unsigned long long)value);
   }
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 // NCCL 2.31 reuses a value's slot after as many completions as the queue has slots, whichever values they are for. With completions out of
@@ -107,8 +101,6 @@ static void wrap_with(Rank& rank, int queue_depth, int posts) {
   needs.queue_depth = queue_depth;
   Session s(rank, needs);
   ncclGin gin = s.gin();
-  int right = (rank.rank + 1) % rank.nranks;
-  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   constexpr int slots = 4096;
   for (int i = 0; i < slots; i++) *(uint64_t*)(s.src->base + 8 * i) = seed_of(rank.rank, 0, i);
   // A value contains its number, which tells it apart from older ones.
@@ -116,10 +108,10 @@ static void wrap_with(Rank& rank, int queue_depth, int posts) {
   int value_lap = through_proxy ? 0 : int(s.device_handle()->pvdata.sq_size);
   for (int i = 0; i < posts; i++) {
     size_t at = 8 * size_t(i % slots);
-    gin.put(s.world(), right, s.dst->handle(), at, s.src->handle(), at, 8, ncclGin_WeakSignalInc{1},
+    gin.put(s.world(), rank.right(), s.dst->handle(), at, s.src->handle(), at, 8, ncclGin_WeakSignalInc{1},
             ncclGin_WeakCounterInc{0});
-    gin.put(s.world(), right, s.dst->handle(), 65536 + at, s.src->handle(), at, 8);
-    gin.putValue(s.world(), right, s.dst->handle(), 8 * slots * 4 + at, value_of(rank.rank, i),
+    gin.put(s.world(), rank.right(), s.dst->handle(), 65536 + at, s.src->handle(), at, 8);
+    gin.putValue(s.world(), rank.right(), s.dst->handle(), 8 * slots * 4 + at, value_of(rank.rank, i),
                  ncclGin_WeakSignalInc{2});
     if (values_need_care() && i % value_lap == value_lap - 1) FLUSH(s, gin);
     // Values arrive in any order, so a word is written again only once its last value has arrived.
@@ -137,14 +129,13 @@ static void wrap_with(Rank& rank, int queue_depth, int posts) {
   CHECK(rank, gin.readCounter(0) == uint64_t(posts), "%llu", (unsigned long long)gin.readCounter(0));
   for (int i = 0; i < slots && i < posts; i++) {
     int last = posts - 1 - (posts - 1 - i) % slots;
-    CHECK(rank, s.dst->load<uint64_t>(8 * size_t(i)) == seed_of(left, 0, i), "put %d is wrong", i);
-    CHECK(rank, s.dst->load<uint64_t>(65536 + 8 * size_t(i)) == seed_of(left, 0, i), "plain put %d is wrong", i);
+    CHECK(rank, s.dst->load<uint64_t>(8 * size_t(i)) == seed_of(rank.left(), 0, i), "put %d is wrong", i);
+    CHECK(rank, s.dst->load<uint64_t>(65536 + 8 * size_t(i)) == seed_of(rank.left(), 0, i), "plain put %d is wrong", i);
     uint64_t got = s.dst->load<uint64_t>(8 * size_t(slots) * 4 + 8 * size_t(i));
-    CHECK(rank, got == value_of(left, last), "value %d is %llx and not %llx", i, (unsigned long long)got,
-          (unsigned long long)value_of(left, last));
+    CHECK(rank, got == value_of(rank.left(), last), "value %d is %llx and not %llx", i, (unsigned long long)got,
+          (unsigned long long)value_of(rank.left(), last));
   }
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 static void wrap(Rank& rank) {
@@ -160,34 +151,31 @@ static void small_queue(Rank& rank) {
 static void plain_laps(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
-  int right = (rank.rank + 1) % rank.nranks;
-  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   constexpr int slots = 4096, rounds = 5;
   for (int round = 0; round < rounds; round++) {
     for (int i = 0; i < slots; i++) {
       *(uint64_t*)(s.src->base + 8 * i) = seed_of(rank.rank, round, i);
-      put_flags(gin, s.world(), right, s.dst->handle(), 8 * size_t(i), s.src->handle(), 8 * size_t(i), 8,
+      put_flags(gin, s.world(), rank.right(), s.dst->handle(), 8 * size_t(i), s.src->handle(), 8 * size_t(i), 8,
                 ncclGin_None{}, ncclGin_None{}, i % 8 != 7 ? foreign_aggregate : 0);
       if (i % 1000 == 999) FLUSH(s, gin);
     }
-    for (int i = 0; i < slots; i++) poll_until((uint64_t*)(s.dst->base + 8 * i), seed_of(left, round, i));
+    for (int i = 0; i < slots; i++) poll_until((uint64_t*)(s.dst->base + 8 * i), seed_of(rank.left(), round, i));
     FLUSH(s, gin);
     rank.barrier();
 #if FOREIGN_HAS_GET
     memset(s.dst->base + 65536, 0, 8 * slots);
     for (int i = 0; i < slots; i++) {
-      gin.get(s.world(), right, s.src->handle(), 8 * size_t(i), s.dst->handle(), 65536 + 8 * size_t(i), 8);
+      gin.get(s.world(), rank.right(), s.src->handle(), 8 * size_t(i), s.dst->handle(), 65536 + 8 * size_t(i), 8);
     }
     FLUSH(s, gin);
     for (int i = 0; i < slots; i++) {
       uint64_t got = s.dst->load<uint64_t>(65536 + 8 * size_t(i));
-      CHECK(rank, got == seed_of(right, round, i), "round %d: get %d is %llx", round, i, (unsigned long long)got);
+      CHECK(rank, got == seed_of(rank.right(), round, i), "round %d: get %d is %llx", round, i, (unsigned long long)got);
     }
     rank.barrier();
 #endif
   }
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 // Several threads post on one context: no post is lost or counted twice.
@@ -253,8 +241,7 @@ static void threads_with(Rank& rank, int posters, int posts) {
       }
     }
   }
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 static void threads(Rank& rank) {
@@ -265,8 +252,6 @@ static void threads(Rank& rank) {
 static void warp(Rank& rank) {
   constexpr int lanes = 24, rounds = 60;
   Session s(rank, Needs());
-  int right = (rank.rank + 1) % rank.nranks;
-  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   shim::Warp together(lanes);
   std::vector<std::thread> threads;
   for (int lane = 0; lane < lanes; lane++) {
@@ -278,15 +263,15 @@ static void warp(Rank& rank) {
       for (int round = 0; round < rounds; round++) {
         size_t slot = (size_t(round) * lanes + size_t(lane)) * 8;
         *(uint64_t*)(s.src->base + slot) = seed_of(rank.rank, lane, round);
-        put_flags(gin, s.world(), right, s.dst->handle(), slot, s.src->handle(), slot, 8, ncclGin_WeakSignalInc{1},
+        put_flags(gin, s.world(), rank.right(), s.dst->handle(), slot, s.src->handle(), slot, 8, ncclGin_WeakSignalInc{1},
                   ncclGin_None{}, round % 3 ? foreign_aggregate : 0);
         // Here the lanes use different queues, because they name two counters.
-        gin.put(s.world(), right, s.dst->handle(), 262144 + slot, s.src->handle(), slot, 8, ncclGin_None{},
+        gin.put(s.world(), rank.right(), s.dst->handle(), 262144 + slot, s.src->handle(), slot, 8, ncclGin_None{},
                 ncclGin_WeakCounterInc{unsigned(lane) % 2});
-        gin.putValue(s.world(), right, s.dst->handle(), 524288 + slot, seed_of(rank.rank, lane, round),
+        gin.putValue(s.world(), rank.right(), s.dst->handle(), 524288 + slot, seed_of(rank.rank, lane, round),
                      ncclGin_WeakSignalInc{2});
       }
-      put_flags(gin, s.world(), right, s.dst->handle(), 0, s.src->handle(), 0, 0, ncclGin_None{}, ncclGin_None{}, 0);
+      put_flags(gin, s.world(), rank.right(), s.dst->handle(), 0, s.src->handle(), 0, 0, ncclGin_None{}, ncclGin_None{}, 0);
     });
   }
   for (std::thread& t : threads) t.join();
@@ -299,15 +284,14 @@ static void warp(Rank& rank) {
   CHECK(rank, gin.readSignal(1) == lanes * rounds && gin.readSignal(2) == lanes * rounds, "%llu and %llu signals",
         (unsigned long long)gin.readSignal(1), (unsigned long long)gin.readSignal(2));
   for (size_t i = 0; i < size_t(lanes) * rounds; i++) {
-    uint64_t expected = seed_of(left, int(i) % lanes, int(i) / lanes);
+    uint64_t expected = seed_of(rank.left(), int(i) % lanes, int(i) / lanes);
     for (size_t area : {0, 262144, 524288}) {
       uint64_t got = s.dst->load<uint64_t>(area + 8 * i);
       CHECK(rank, got == expected, "lane %zu, round %zu, area %zu: %llx", i % lanes, i / lanes, area,
             (unsigned long long)got);
     }
   }
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 const std::vector<Scenario> stress_scenarios = {

@@ -34,23 +34,20 @@ static void wait_word(Session& s, size_t offset, uint64_t count) {
 static void strong_signal(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
-  int right = (rank.rank + 1) % rank.nranks;
-  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   for (int round = 0; round < 150; round++) {
-    put_blocks(s, gin, right, round);
+    put_blocks(s, gin, rank.right(), round);
     if (round % 2) {
-      gin.signal(s.world(), right, ncclGin_StrongSignalInc{0});
+      gin.signal(s.world(), rank.right(), ncclGin_StrongSignalInc{0});
     } else {
-      gin.put(s.world(), right, s.dst->handle(), 2 * area, s.src->handle(), 0, 64, ncclGin_StrongSignalInc{0});
+      gin.put(s.world(), rank.right(), s.dst->handle(), 2 * area, s.src->handle(), 0, 64, ncclGin_StrongSignalInc{0});
     }
     WAIT_SIGNAL(s, gin, 0, uint64_t(round) + 1);
-    check_blocks(s, left, round);
-    gin.signal(s.world(), left, ncclGin_WeakSignalInc{1});
+    check_blocks(s, rank.left(), round);
+    gin.signal(s.world(), rank.left(), ncclGin_WeakSignalInc{1});
     WAIT_SIGNAL(s, gin, 1, uint64_t(round) + 1);
     FLUSH(s, gin);
   }
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 // Signals in memory: strong ones cover everything before them, weak ones their own put or value, and adds from several peers are exact.
@@ -58,23 +55,21 @@ static void va_signal(Rank& rank) {
   Session s(rank, Needs());
   ncclGin gin = s.gin();
   ncclWindow_t dst = s.dst->handle(), src = s.src->handle();
-  int right = (rank.rank + 1) % rank.nranks;
-  int left = (rank.rank + rank.nranks - 1) % rank.nranks;
   constexpr size_t strong_at = 3 * area, weak_at = strong_at + 8, back_at = strong_at + 16, sum_at = strong_at + 24;
   for (int round = 0; round < 150; round++) {
     uint64_t count = uint64_t(round) + 1;
-    put_blocks(s, gin, right, round);
-    gin.signal(s.world(), right, ncclGin_StrongVASignalAdd{dst, strong_at, 3});
+    put_blocks(s, gin, rank.right(), round);
+    gin.signal(s.world(), rank.right(), ncclGin_StrongVASignalAdd{dst, strong_at, 3});
     wait_word(s, strong_at, 3 * count);
-    check_blocks(s, left, round);
+    check_blocks(s, rank.left(), round);
     // NCCL posts the put and its weak signal separately.
     size_t bytes = 1 + size_t(round) * 97 % 9000;
     fill(s.src->base + area, bytes, seed_of(rank.rank, 100, round));
-    gin.put(s.world(), right, dst, 2 * area, src, area, bytes, ncclGin_WeakVASignalInc{dst, weak_at});
+    gin.put(s.world(), rank.right(), dst, 2 * area, src, area, bytes, ncclGin_WeakVASignalInc{dst, weak_at});
     wait_word(s, weak_at, count);
-    ptrdiff_t bad = first_difference(s.dst->base + 2 * area, bytes, seed_of(left, 100, round));
+    ptrdiff_t bad = first_difference(s.dst->base + 2 * area, bytes, seed_of(rank.left(), 100, round));
     CHECK(rank, bad < 0, "round %d: the signal is there, byte %td of %zu is wrong", round, bad, bytes);
-    gin.signal(s.world(), left, ncclGin_WeakVASignalInc{dst, back_at});
+    gin.signal(s.world(), rank.left(), ncclGin_WeakVASignalInc{dst, back_at});
     wait_word(s, back_at, count);
     for (int peer = 0; peer < rank.nranks; peer++) {
       gin.signal(s.world(), peer, ncclGin_WeakVASignalAdd{dst, sum_at, uint64_t(rank.rank) + 1});
@@ -82,8 +77,7 @@ static void va_signal(Rank& rank) {
     FLUSH(s, gin);
   }
   wait_word(s, sum_at, 150 * uint64_t(rank.nranks * (rank.nranks + 1) / 2));
-  s.settle();
-  s.close();
+  s.finish();
 }
 
 const std::vector<Scenario> strong_scenarios = {
