@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Runs the `gpu` bench briefly on DIST's software GPU: check.sh [DIST]. The other benches are not part of the check: what a post costs on a
-# CPU says nothing about a GPU, and doorbells per post depend on the scheduler.
+# Runs the `gpu` bench briefly on DIST's software GPU: check.sh [DIST]. The other benches are not part of the check:
+# what a post costs on a CPU says nothing about a GPU, and doorbells per post depend on the scheduler.
 #
 # Prints a line per result, then a line with the counts. Exits with 1 if any failed.
 set -uo pipefail

@@ -1,6 +1,6 @@
-// Ring all-gather: every rank has a block, and every rank gets all blocks. In each of ranks - 1 steps, a rank passes on the block that it
-// received in the previous step. Each step has its own signal: several blocks from a neighbour may be in flight, the card delivers them in
-// any order, and a signal counts puts without saying which.
+// Ring all-gather: every rank has a block, and every rank gets all blocks. In each of ranks - 1 steps, a rank passes on
+// the block that it received in the previous step. Each step has its own signal: several blocks from a neighbour may be
+// in flight, the card delivers them in any order, and a signal counts puts without saying which.
 #include "example.h"
 
 using namespace ferrogin;

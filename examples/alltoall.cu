@@ -1,6 +1,6 @@
-// All-to-all: every rank has a block for every rank, and gets one from every rank. The kernel puts the blocks with a signal that counts the
-// blocks that have arrived, because they arrive in any order. A second signal says that a rank has read its blocks, so that the next round
-// may overwrite them.
+// All-to-all: every rank has a block for every rank, and gets one from every rank. The kernel puts the blocks with a
+// signal that counts the blocks that have arrived, because they arrive in any order. A second signal says that a rank
+// has read its blocks, so that the next round may overwrite them.
 #include "example.h"
 
 using namespace ferrogin;

@@ -1,6 +1,7 @@
-// A barrier between the kernels of all ranks, without the host. In round r of log2(ranks) rounds, a rank signals the rank 2^r ahead and
-// waits for the signal from the rank 2^r behind. Each round has its own signal, which counts the barriers, so nothing needs a reset.
-// Between barriers, every rank writes a value to every other rank, and after each barrier it checks that all values have arrived.
+// A barrier between the kernels of all ranks, without the host. In round r of log2(ranks) rounds, a rank signals the
+// rank 2^r ahead and waits for the signal from the rank 2^r behind. Each round has its own signal, which counts the
+// barriers, so nothing needs a reset. Between barriers, every rank writes a value to every other rank, and after each
+// barrier it checks that all values have arrived.
 #include "example.h"
 
 using namespace ferrogin;

@@ -1,6 +1,7 @@
-// Ring halo exchange. A periodic grid is divided into bands of rows, one per rank. In each step, a rank puts its first and last row into
-// its neighbours' halo rows, waits for theirs, and replaces every cell by the mean of its neighbours. The kernel runs all steps without the
-// host. At the end, each rank compares its band with the whole grid, which it computes alone.
+// Ring halo exchange. A periodic grid is divided into bands of rows, one per rank. In each step, a rank puts its first
+// and last row into its neighbours' halo rows, waits for theirs, and replaces every cell by the mean of its neighbours.
+// The kernel runs all steps without the host. At the end, each rank compares its band with the whole grid, which it
+// computes alone.
 #include "example.h"
 
 #include <cmath>
@@ -10,8 +11,8 @@ using namespace ferrogin;
 
 constexpr int ROWS = 16, COLUMNS = 64, STEPS = 100;
 constexpr uint64_t ROW = COLUMNS * sizeof(float);
-// A band with a halo row above and below. There are two: a step reads one and writes the other, so the rows that a neighbour puts for the
-// next step never overwrite rows that this step reads.
+// A band with a halo row above and below. There are two: a step reads one and writes the other, so the rows that a
+// neighbour puts for the next step never overwrite rows that this step reads.
 constexpr int BAND = (ROWS + 2) * COLUMNS;
 
 enum : uint32_t { FROM_ABOVE, FROM_BELOW, SIGNALS };

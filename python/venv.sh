@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Makes a virtual environment with pinned packages: venv.sh NAME REQUIREMENTS. Prints its directory.
 #
-# The environment is in .cache/python/NAME; the script does nothing if REQUIREMENTS hasn't changed. Exits with 3 and the reason if something
-# is unavailable. PYTHON=... chooses another interpreter.
+# The environment is in .cache/python/NAME; the script does nothing if REQUIREMENTS hasn't changed. Exits with 3 and the
+# reason if something is unavailable. PYTHON=... chooses another interpreter.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Builds the Python wheel: wheel.sh [DIST] [OUT]. Prints its path.
 #
-# DIST (default: dist) is what `make build` made; OUT (default: DIST) gets the wheel. The wheel has the stripped libraries and the tool, the
-# headers, the checked-in PTX and bitcode, and the objects of `make ptx` if DIST/cuda has those made from the same sources. Its platform tag
-# is that of the libraries, with the oldest glibc that has all symbols they use. Fetches the build backend from PyPI once (into .cache/).
-# Exits with 3 and the reason if something is unavailable.
+# DIST (default: dist) is what `make build` made; OUT (default: DIST) gets the wheel. The wheel has the stripped
+# libraries and the tool, the headers, the checked-in PTX and bitcode, and the objects of `make ptx` if DIST/cuda has
+# those made from the same sources. Its platform tag is that of the libraries, with the oldest glibc that has all
+# symbols they use. Fetches the build backend from PyPI once (into .cache/). Exits with 3 and the reason if something is
+# unavailable.
 #
 #   STRIP=aarch64-linux-gnu-strip   for another processor's libraries
 set -euo pipefail
@@ -41,7 +42,8 @@ echo 'INPUT(-l:libferrogin.so.0)' >"$files/lib/libferrogin.so"
 for library in "${libraries[@]:1}"; do
     "$strip" --strip-unneeded "$dist/$library" -o "$files/lib/$library"
 done
-# Where `ferrogin gpu` and `ferrogin verbs` look for them. A wheel has no links, so `ferrogin verbs` makes the ones listed in `links`.
+# Where `ferrogin gpu` and `ferrogin verbs` look for them. A wheel has no links, so `ferrogin verbs` makes the ones
+# listed in `links`.
 mkdir "$files/lib/ferrogin"
 cp -RP "$dist/gpu" "$dist/verbs" "$files/lib/ferrogin/"
 rm "$files/lib/ferrogin/gpu/libcuda.so"

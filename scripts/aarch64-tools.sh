@@ -1,6 +1,7 @@
 # Sourced by bash in the root of the repository: finds tools that build for aarch64 Linux on another machine.
 #
-# aarch64_tools sets `cargo`, RUSTC, `options` (for cargo build) and the linker, or returns 1 with the reason in `why`. It uses the first of
+# aarch64_tools sets `cargo`, RUSTC, `options` (for cargo build) and the linker, or returns 1 with the reason in `why`.
+# It uses the first of
 #   cargo and rustc on PATH with the target's std (`rustup target add aarch64-unknown-linux-gnu`),
 #   the same with std's source (`rustup component add rust-src`), from which std is built,
 #   /usr/bin/cargo and /usr/bin/rustc with either (Debian: rustc-web, cargo-web, rust-web-src),

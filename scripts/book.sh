@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Builds the documentation as a book, target/book/index.html. mdBook's warnings are errors. Installs mdBook once, into .cache/. Exits with 3
-# and the reason if mdBook cannot be installed.
+# Builds the documentation as a book, target/book/index.html. mdBook's warnings are errors. Installs mdBook once, into
+# .cache/. Exits with 3 and the reason if mdBook cannot be installed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

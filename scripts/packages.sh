@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Packages what `make build` and `make install` produce, for this machine's processor: packages.sh DIST OUT
 #
-# Makes a .deb if dpkg-deb is installed and an .rpm if rpmbuild is; prints their paths, or SKIP with the reason. The same files give the
-# same package: all times are the commit's.
+# Makes a .deb if dpkg-deb is installed and an .rpm if rpmbuild is; prints their paths, or SKIP with the reason. The
+# same files give the same package: all times are the commit's.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Makes a release's tarballs in target/release-tarballs/, for x86-64 and aarch64: release.sh [--snapshot]
 #
-# A tarball contains what `make install` installs, stripped, and the documents. The script checks the tree and the ELF files in each
-# tarball, and that the tarball for this machine's processor runs the demo from an empty directory. With --snapshot, the tree may have
-# uncommitted changes and unreleased lines in CHANGELOG.md, and the machine may lack the cross compiler.
+# A tarball contains what `make install` installs, stripped, and the documents. The script checks the tree and the ELF
+# files in each tarball, and that the tarball for this machine's processor runs the demo from an empty directory. With
+# --snapshot, the tree may have uncommitted changes and unreleased lines in CHANGELOG.md, and the machine may lack the
+# cross compiler.
 set -euo pipefail
 
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -43,8 +44,8 @@ if [ -z "$snapshot" ]; then
 fi
 echo "release: the tree of version $version can be released"
 
-# build ARCH WORK: runs `make build` on the tree in the current directory, into WORK. The files don't depend on where the repository and
-# cargo's own files are.
+# build ARCH WORK: runs `make build` on the tree in the current directory, into WORK. The files don't depend on where
+# the repository and cargo's own files are.
 build() {
     local dist=$2/$1/dist cargo_home=${CARGO_HOME:-$HOME/.cargo}
     rm -rf "$dist"
@@ -118,7 +119,8 @@ same_elsewhere() {
     echo "release: a build for $1 in another directory made the same files"
 }
 
-# try_out ARCH NAME: runs the unpacked tool with nothing from this tree in its environment: the demo, or as much as an emulator can.
+# try_out ARCH NAME: runs the unpacked tool with nothing from this tree in its environment: the demo, or as much as an
+# emulator can.
 try_out() {
     local place=$work/$1/unpacked variable
     rm -rf "$place"

@@ -1,6 +1,6 @@
-# Sourced in a new network namespace: creates another one, connected to this one by a pair of interfaces, like two hosts. This one has the
-# address 192.0.2.1 and the other 192.0.2.2; `there COMMAND...` runs a command in the other. Exits with status 77 if the machine doesn't
-# allow this. At the end, kills what still runs in the background.
+# Sourced in a new network namespace: creates another one, connected to this one by a pair of interfaces, like two
+# hosts. This one has the address 192.0.2.1 and the other 192.0.2.2; `there COMMAND...` runs a command in the other.
+# Exits with status 77 if the machine doesn't allow this. At the end, kills what still runs in the background.
 unshare --net sleep infinity & peer=$!
 trap 'kill $(jobs -p)' EXIT
 until [ "$(readlink /proc/$peer/ns/net)" != "$(readlink /proc/self/ns/net)" ]; do sleep 0.01; done

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Compiles the kernels of the `gpu` bench: build.sh OUT [SM]
 #
-# With SM (such as 90), nvcc from PyPI (tests/cuda/fetch-tools.sh) compiles and links them to machine code; otherwise clang 22 makes PTX.
-# Writes gin, nccl, own and parts to OUT. Exits with 3 and the reason if a compiler or NCCL's headers are unavailable.
+# With SM (such as 90), nvcc from PyPI (tests/cuda/fetch-tools.sh) compiles and links them to machine code; otherwise
+# clang 22 makes PTX. Writes gin, nccl, own and parts to OUT. Exits with 3 and the reason if a compiler or NCCL's
+# headers are unavailable.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

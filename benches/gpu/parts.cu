@@ -1,5 +1,6 @@
-// Measures the parts of a post separately: fences, atomics, doorbells, and ways to store a 64-byte work request. One thread runs, or eight
-// where they share a request. The host program is benches/benches/gpu.rs, whose `PARTS` has the names.
+// Measures the parts of a post separately: fences, atomics, doorbells, and ways to store a 64-byte work request. One
+// thread runs, or eight where they share a request. The host program is benches/benches/gpu.rs, whose `PARTS` has the
+// names.
 #include <stdint.h>
 
 static __device__ uint64_t now() {

@@ -1,5 +1,5 @@
-// Posts from a kernel through one of three forms of the device code: ferrogin/gin.cuh, ncclGin with ferrogin's backend (-DBY_NCCL), or
-// ncclGin with NCCL's own (-DBY_NCCL -DNCCL_OWN_BACKEND). The host program is benches/benches/gpu.rs.
+// Posts from a kernel through one of three forms of the device code: ferrogin/gin.cuh, ncclGin with ferrogin's backend
+// (-DBY_NCCL), or ncclGin with NCCL's own (-DBY_NCCL -DNCCL_OWN_BACKEND). The host program is benches/benches/gpu.rs.
 #include <ferrogin/gin.h>
 
 #include <stdint.h>
@@ -83,8 +83,8 @@ static __device__ uint64_t now() {
   return ns;
 }
 
-// Every thread posts `count` times on the queues of context 0 or, with `spread`, of its block's context. `times` gets each thread's start
-// and end.
+// Every thread posts `count` times on the queues of context 0 or, with `spread`, of its block's context. `times` gets
+// each thread's start and end.
 extern "C" __global__ void posts(void* handle, void* window, uint32_t spread, Operation operation, uint32_t count, uint64_t* times) {
   Poster poster(handle, window, spread ? blockIdx.x : 0);
   uint32_t number = blockIdx.x * blockDim.x + threadIdx.x;

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Measures posts from GPU kernels, with ferrogin's device code and NCCL's: run.sh [--check]
 #
-# On a machine with a GPU it compiles the kernels with nvcc (benches/gpu/build.sh) and prints medians, spread and ratios. With --check it
-# compiles them with clang and runs a few posts of each kind on FERROGIN_DIST's software GPU (default: dist). The bench must then run and
-# the cards must count every post; it prints no figures, which would mean nothing on a software GPU.
+# On a machine with a GPU it compiles the kernels with nvcc (benches/gpu/build.sh) and prints medians, spread and
+# ratios. With --check it compiles them with clang and runs a few posts of each kind on FERROGIN_DIST's software GPU
+# (default: dist). The bench must then run and the cards must count every post; it prints no figures, which would mean
+# nothing on a software GPU.
 #
 #   GPU_BENCH=PROGRAM   on a machine without cargo, nvcc or a network: the bench as `cargo bench -p ferrogin-benches --bench gpu --no-run` leaves it
 #                       in target/release/deps, with the kernels that `benches/gpu/build.sh target/gpu-bench/nvcc SM` left

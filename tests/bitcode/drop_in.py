@@ -8,7 +8,8 @@ import llvmlite.binding as llvm
 
 release = ".".join(map(str, llvm.llvm_version_info))
 before, after = (str(llvm.parse_bitcode(Path(name).read_bytes())) for name in sys.argv[1:3])
-# Types, names and assertions of NCCL's EFA backend, and lambdas of NCCL's barriers, whose names have the number of all four backends.
+# Types, names and assertions of NCCL's EFA backend, and lambdas of NCCL's barriers, whose names have the number of all
+# four backends.
 EFA = re.compile(r"efa_io_tx_wqe|EfaCuda|efa_gda|EFA GDA")
 LAMBDA = re.compile(r"syncInternal\w+ncclGin_BackendMaskILj60E")
 

@@ -1,4 +1,5 @@
-// Kernels that call NCCL's device API by its C names, to be linked with a libnccl_device.bc. Compiled by clang with NCCL's headers.
+// Kernels that call NCCL's device API by its C names, to be linked with a libnccl_device.bc. Compiled by clang with
+// NCCL's headers.
 #define __clang_llvm_bitcode_lib__
 
 #include <nccl.h>
@@ -59,7 +60,8 @@ static __device__ ncclCoopAny group(int kind) {
   return coop;
 }
 
-// Where things are in a window: a part per rank to send, to receive into, and to get into; then two words per rank, for a value and a signal.
+// Where things are in a window: a part per rank to send, to receive into, and to get into; then two words per rank, for
+// a value and a signal.
 struct Layout {
   int ranks;
   size_t bytes;
@@ -80,7 +82,8 @@ struct Layout {
   }
 };
 
-// Each rank puts, writes a value, signals and gets, with all others. results: per peer the signal, and then the counter.
+// Each rank puts, writes a value, signals and gets, with all others. results: per peer the signal, and then the
+// counter.
 extern "C" __global__ void exchange(const ncclDevComm* comm, ncclWindow_t window, uint64_t bytes, uint64_t* results, int kind) {
   // The signals and the counter go on from the runs of the groups before.
   uint64_t runs = uint64_t(kind) + 1;
@@ -112,8 +115,9 @@ extern "C" __global__ void exchange(const ncclDevComm* comm, ncclWindow_t window
   results[comm->nRanks] = ncclGinReadCounter(net, 0, 32, cuda::memory_order_acquire);
 }
 
-// In each round, the ranks of a team write the round's number to each other; after the barrier, everyone must see it. The number of values that
-// were wrong goes to results[0]. which: 0 the world's barrier, 1 the rail's, 2 the hybrid one.
+// In each round, the ranks of a team write the round's number to each other; after the barrier, everyone must see it.
+// The number of values that were wrong goes to results[0]. which: 0 the world's barrier, 1 the rail's, 2 the hybrid
+// one.
 extern "C" __global__ void barriers(const ncclDevComm* comm, ncclWindow_t window, uint64_t bytes, uint64_t* results, int rounds, int which) {
   ncclCoopAny coop = group(2);
   alignas(ncclGin_C) char space[sizeof(ncclGin_C)];

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Assembles the device code: objects.sh CUDA PTX OUT
 #
-# CUDA is the compiler's directory (fetch-tools.sh prints it), PTX the module that `ferrogin ptx` prints. OUT gets a copy
-# of it, ferrogin_device.sm_N.o for each architecture, and ferrogin_device.o for all of them: relocatable objects that
-# nvcc links with kernels compiled with -rdc=true.
+# CUDA is the compiler's directory (fetch-tools.sh prints it), PTX the module that `ferrogin ptx` prints. OUT gets a
+# copy of it, ferrogin_device.sm_N.o for each architecture, and ferrogin_device.o for all of them: relocatable objects
+# that nvcc links with kernels compiled with -rdc=true.
 set -euo pipefail
 
 if [ $# -ne 3 ]; then

@@ -2,8 +2,8 @@
 # Compiles kernels with nvcc against ferrogin's CUDA C++ headers and counts their costs: run.sh [DIST]
 #
 # DIST (default: dist) holds the ferrogin tool and libferrogin_device.so. Fetches the compiler and NCCL's headers from
-# PyPI once (into .cache/). Links and disassembles what it compiles, which needs no GPU; with a GPU, also runs the program.
-# Prints a line per test and a final line with the counts; exits with status 1 if a test failed.
+# PyPI once (into .cache/). Links and disassembles what it compiles, which needs no GPU; with a GPU, also runs the
+# program. Prints a line per test and a final line with the counts; exits with status 1 if a test failed.
 #
 #   CUDA_REFRESH=1          writes the counts to sass.txt, the table of the fast path's costs
 set -uo pipefail
@@ -63,9 +63,9 @@ esac
 export PATH=$cuda/bin:$PATH
 "$dist/ferrogin" ptx >"$out/ferrogin_device.ptx"
 
-# Assembles the PTX that the tool prints, and the checked-in file if it differs. The fast path uses no stack. A function that calls others
-# saves its return address and a few values, which ptxas counts as spilled; the C functions, their continuations, the slow path and the
-# warp functions save more.
+# Assembles the PTX that the tool prints, and the checked-in file if it differs. The fast path uses no stack. A function
+# that calls others saves its return address and a few values, which ptxas counts as spilled; the C functions, their
+# continuations, the slow path and the warp functions save more.
 cd "$out" || exit 1
 assemble() {
     ptxas -c -v -arch="$1" "$2" -o "$out/assembled.$1" >"$out/assembled.log" 2>&1 || cat "$out/assembled.log"
@@ -88,8 +88,8 @@ for n in 75 80 90 100 103 120; do
     done
 done
 
-# Lanes of a warp that post together: each operation has one reservation, made by the leader, and all lanes' requests; the function that
-# the leader then calls has one fence and one doorbell, followed by a fence.
+# Lanes of a warp that post together: each operation has one reservation, made by the leader, and all lanes' requests;
+# the function that the leader then calls has one fence and one doorbell, followed by a fence.
 lanes_share_a_doorbell() {
     PYTHONPATH=$here python3 -c '
 import re, sass, sys
@@ -213,8 +213,9 @@ for i in "${!messages[@]}"; do
     fi
 done
 
-# The costs of a post and a flush, next to NCCL's own backend: kernel, instructions, registers, stack, spilled, loads before the
-# reservation and after the mark, shape, and instructions and stack with everything that a call can reach (see sass.py).
+# The costs of a post and a flush, next to NCCL's own backend: kernel, instructions, registers, stack, spilled, loads
+# before the reservation and after the mark, shape, and instructions and stack with everything that a call can reach
+# (see sass.py).
 cubin() {
     nvcc -std=c++17 -arch=sm_90 -rdc=true -cubin -Xptxas -v "${@:2}" -o "$1.cubin" >"$1.log" 2>&1 &&
         nvlink -arch=sm_90 "$1.cubin" "$object" -o "$1.linked" >>"$1.link" 2>&1
@@ -264,9 +265,9 @@ if check "kernels disassembled" costs; then
     fi
 fi
 
-# NCCL's device code, unchanged, over ferrogin on the CPU: the clients in tests/foreign with ferrogin's backend, which post through
-# the functions that kernels inline. 2.31's generic code differs little, so it runs only some of the scenarios. Values go
-# through the pool with 2.31, and inline with 2.32.
+# NCCL's device code, unchanged, over ferrogin on the CPU: the clients in tests/foreign with ferrogin's backend, which
+# post through the functions that kernels inline. 2.31's generic code differs little, so it runs only some of the
+# scenarios. Values go through the pool with 2.31, and inline with 2.32.
 declare -A scenarios=(
     [2.31.2]="put_value_signal signal_add counters aggregate"
     [2.32.3]="put put_signal put_value put_value_signal get windows signal_add counters reset barrier contexts asymmetric \

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Compiles a program with kernels of nccl_ep: compile.sh FILE OUT HEADERS [OPTION...]
 #
-# HEADERS is nccl_ep's include directory, as patch.py leaves it. Writes OUT.ptx with the kernels and OUT with the rest, which links the libraries
-# in DIST (default: dist). Exits with 3 and the reason if there is no clang 22, or NCCL's headers are unavailable.
+# HEADERS is nccl_ep's include directory, as patch.py leaves it. Writes OUT.ptx with the kernels and OUT with the rest,
+# which links the libraries in DIST (default: dist). Exits with 3 and the reason if there is no clang 22, or NCCL's
+# headers are unavailable.
 set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Fetches the device code of nccl_ep or DeepEP V2 from PyPI: fetch.sh CACHE [nccl_ep|deep_ep]
 #
-# Places the headers of the package in CACHE/PACKAGE-VERSION/include and deletes the rest of the wheel. Does nothing if they exist. Prints the
-# directory. Exits with status 3 if PyPI isn't reachable.
+# Places the headers of the package in CACHE/PACKAGE-VERSION/include and deletes the rest of the wheel. Does nothing if
+# they exist. Prints the directory. Exits with status 3 if PyPI isn't reachable.
 set -euo pipefail
 
 cache=$1

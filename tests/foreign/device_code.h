@@ -1,4 +1,5 @@
-// NCCL's own GIN device code, compiled for the CPU: the EFA_GDA and PROXY backends, the generic ncclGin class and its barrier.
+// NCCL's own GIN device code, compiled for the CPU: the EFA_GDA and PROXY backends, the generic ncclGin class and its
+// barrier.
 #pragma once
 
 #define NCCL_OS_LINUX 1

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Fetches the headers and the device code's bitcode of one NCCL release from PyPI: fetch-headers.sh VERSION CACHE
 #
-# Places them in CACHE/nccl-VERSION/include and lib/libnccl_device.bc and deletes the rest of the wheel. Does nothing if they exist. Exits with
-# status 3 if PyPI isn't reachable.
+# Places them in CACHE/nccl-VERSION/include and lib/libnccl_device.bc and deletes the rest of the wheel. Does nothing if
+# they exist. Exits with status 3 if PyPI isn't reachable.
 set -euo pipefail
 
 if [ $# -ne 2 ]; then

@@ -1,4 +1,5 @@
-// Reads the test vectors' JSON. Numbers stay text until a caller reads them; a 64-bit value is a string that starts with 0x.
+// Reads the test vectors' JSON. Numbers stay text until a caller reads them; a 64-bit value is a string that starts
+// with 0x.
 #pragma once
 
 #include <stdint.h>

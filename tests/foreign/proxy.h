@@ -1,5 +1,5 @@
-// NCCL's GIN proxy over an RMA plugin: a GIN plugin, as in NCCL. Its handles are for NCCL's device code of the type PROXY, which writes
-// descriptors into queues in host memory; `ginProgress` decodes them and calls the RMA plugin.
+// NCCL's GIN proxy over an RMA plugin: a GIN plugin, as in NCCL. Its handles are for NCCL's device code of the type
+// PROXY, which writes descriptors into queues in host memory; `ginProgress` decodes them and calls the RMA plugin.
 #pragma once
 
 #include <nccl.h>
@@ -17,6 +17,6 @@ struct ProxyMemory {
 };
 extern const ProxyMemory process_memory;
 
-// The GIN plugin over the library's newest RMA plugin that this NCCL release knows; null if the library has none. A process's users
-// all share it.
+// The GIN plugin over the library's newest RMA plugin that this NCCL release knows; null if the library has none. A
+// process's users all share it.
 const ncclGin_v14_t* proxy_over(void* library, const ProxyMemory& memory);

@@ -1,5 +1,5 @@
-/* The RMA plugin ABI, versions 15 and 16, for a program that loads a plugin as NCCL does. Like plugin_abi.h, it is written by hand, not
- * from ferrogin's code. */
+/* The RMA plugin ABI, versions 15 and 16, for a program that loads a plugin as NCCL does. Like plugin_abi.h, it is
+ * written by hand, not from ferrogin's code. */
 #ifndef FOREIGN_RMA_ABI_H
 #define FOREIGN_RMA_ABI_H
 

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Tests the plugin with NCCL's own device code: run.sh [DIST] [-- SCENARIO...]
 #
-# DIST (default: dist) has libnccl-gin-ferrogin.so and libsoftefa-fi.so. For each NCCL release, the script fetches the headers from
-# PyPI once (into .cache/), compiles layout_check, gin_post and foreign against them (into target/foreign/), and runs all scenarios
-# with 2 and 4 ranks, then on cards with faults, then the RMA plugin's through NCCL's proxy. Prints a line per test and a final line with
-# the counts; exits with status 1 if a test failed. Without PyPI, pip or a compiler, it prints the reason and counts the tests as skipped.
+# DIST (default: dist) has libnccl-gin-ferrogin.so and libsoftefa-fi.so. For each NCCL release, the script fetches the
+# headers from PyPI once (into .cache/), compiles layout_check, gin_post and foreign against them (into
+# target/foreign/), and runs all scenarios with 2 and 4 ranks, then on cards with faults, then the RMA plugin's through
+# NCCL's proxy. Prints a line per test and a final line with the counts; exits with status 1 if a test failed. Without
+# PyPI, pip or a compiler, it prints the reason and counts the tests as skipped.
 #
 #   FERROGIN_PROVIDER=efa   over the provider of the libfabric in FERROGIN_LIBFABRIC, with the software card below verbs
 #   SOFTEFA_FAULTS=...      only these faults
@@ -107,8 +108,9 @@ run_release() {
     done
     [ "$FERROGIN_PROVIDER" != softefa ] || [ -z "${SOFTEFA_FAULTS:-}" ] || run_proxy 2 "$SOFTEFA_FAULTS" --except large
     [ -z "${SOFTEFA_FAULTS:-}" ] || return
-    # Deliveries and completions in any order, with 16-bit request ids; a card without 128-byte requests; counters that start above 0, and
-    # counters that wrap during the run, without the scenarios that read a signal or counter (README.md).
+    # Deliveries and completions in any order, with 16-bit request ids; a card without 128-byte requests; counters that
+    # start above 0, and counters that wrap during the run, without the scenarios that read a signal or counter
+    # (README.md).
     for scenario in "${scenarios[@]}"; do
         SOFTEFA_FAULTS=seed=7,reorder=64,qp_caps=0 run 3 "$scenario"
         [ "$FERROGIN_PROVIDER" != efa ] || SOFTEFA_FAULTS=seed=5,reorder=64,reread=0.2 run 2 "$scenario" "${thin[@]}"

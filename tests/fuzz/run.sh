@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs the fuzz targets with the address sanitizer: run.sh [DIST] (DIST is not used).
 #
-# `cargo fuzz run TARGET` does the same with cargo-fuzz and a nightly compiler; this script needs neither. Failing inputs go to
-# tests/fuzz/artifacts/. New corpus inputs stay in the build directory; the script only reads the checked-in corpus. If the sanitizer
-# doesn't link, or a crate isn't available, the script prints the reason and counts the targets as skipped.
+# `cargo fuzz run TARGET` does the same with cargo-fuzz and a nightly compiler; this script needs neither. Failing
+# inputs go to tests/fuzz/artifacts/. New corpus inputs stay in the build directory; the script only reads the
+# checked-in corpus. If the sanitizer doesn't link, or a crate isn't available, the script prints the reason and counts
+# the targets as skipped.
 #
 #   FUZZ_SECONDS=N        seconds per target [10]
 #   FUZZ_TARGETS="a b"    only these targets

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Compiles the scenarios' kernels with nvcc for one GPU: images.sh CUDA SM OUT [RELEASE...]
 #
-# CUDA is the compiler's directory (tests/cuda/fetch-tools.sh prints it), SM the GPU, such as 90. OUT gets linked images for
-# `scenario-runner --image`: gin.cubin, which uses the operations in ferrogin/gin.cuh, and for each RELEASE of NCCL's headers in .cache/,
-# nccl-RELEASE.cubin, which uses ncclGin with ferrogin's backend.
+# CUDA is the compiler's directory (tests/cuda/fetch-tools.sh prints it), SM the GPU, such as 90. OUT gets linked images
+# for `scenario-runner --image`: gin.cubin, which uses the operations in ferrogin/gin.cuh, and for each RELEASE of
+# NCCL's headers in .cache/, nccl-RELEASE.cubin, which uses ncclGin with ferrogin's backend.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -19,7 +19,8 @@ export PATH=$cuda/bin:$PATH
 compile=(nvcc -DNCCL_GIN_PROXY_ENABLE=0 -DNCCL_GIN_GDAKI_ENABLE=0 -DNCCL_GIN_GPI_ENABLE=0 -std=c++17 -arch="sm_$sm" -rdc=true -cubin
     -Werror all-warnings -I"$root/ffi-headers/include")
 
-# A kernel that calls the device code through a pointer needs as many registers as the device code, so the limit is the objects' own.
+# A kernel that calls the device code through a pointer needs as many registers as the device code, so the limit is the
+# objects' own.
 ptxas -c -maxrregcount=64 -arch="sm_$sm" "$root/device-kernels/ptx/ferrogin_device.ptx" -o "$parts/device.cubin"
 ptxas -c -arch="sm_$sm" "$root/scenarios/scenario-kernels/ptx/scenarios.ptx" -o "$parts/scenarios.cubin"
 build() {

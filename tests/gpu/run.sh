@@ -1,14 +1,16 @@
 #!/usr/bin/env bash
 # Runs all tests that need a GPU, as `make test-gpu` does: run.sh [DIST] [NAME...]
 #
-# DIST (default: dist) is the output of `make build`; two ranks share the GPU, and the software card takes the place of EFA. First come two
-# values with the shipped PTX, then the two-rank test with NCCL's library (two_ranks/), then the scenarios, with the PTX and with machine
-# code that nvcc makes from ferrogin/gin.cuh and ferrogin/nccl_gin.cuh: with both policies, all layouts and groups, on cards with faults,
-# and under compute-sanitizer. The posting rate comes last (benches/gpu/run.sh). nvcc, NCCL and compute-sanitizer are fetched from PyPI
-# (into .cache/) unless they're already there. Given names, runs only the tests whose names contain one of them.
+# DIST (default: dist) is the output of `make build`; two ranks share the GPU, and the software card takes the place of
+# EFA. First come two values with the shipped PTX, then the two-rank test with NCCL's library (two_ranks/), then the
+# scenarios, with the PTX and with machine code that nvcc makes from ferrogin/gin.cuh and ferrogin/nccl_gin.cuh: with
+# both policies, all layouts and groups, on cards with faults, and under compute-sanitizer. The posting rate comes last
+# (benches/gpu/run.sh). nvcc, NCCL and compute-sanitizer are fetched from PyPI (into .cache/) unless they're already
+# there. Given names, runs only the tests whose names contain one of them.
 #
-# Prints a line per test, a line with the counts, and the report to send: target/gpu/ferrogin-gpu-report.tar.gz, with each test's output,
-# which also stays in target/gpu/logs/. Exits with status 1 if a test failed, and 3, with the reason, if no GPU here can run them.
+# Prints a line per test, a line with the counts, and the report to send: target/gpu/ferrogin-gpu-report.tar.gz, with
+# each test's output, which also stays in target/gpu/logs/. Exits with status 1 if a test failed, and 3, with the
+# reason, if no GPU here can run them.
 #
 #   GPU_SCENARIOS=PROGRAM   scenario-runner [target/release/scenario-runner]
 #   GPU_REPS=N              repetitions of each step [60]

@@ -89,7 +89,8 @@ static void truncated(struct pair *pair) {
   }
 }
 
-// With FI_MORE, the provider may delay the doorbell until the last message; if none follows, the message goes out at the next poll.
+// With FI_MORE, the provider may delay the doorbell until the last message; if none follows, the message goes out at
+// the next poll.
 static void with_more(struct pair *pair) {
   enum { COUNT = 40 };
   static uint32_t numbers[COUNT];

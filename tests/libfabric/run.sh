@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # Runs ordinary libfabric programs over the provider softefa: run.sh [DIST]
 #
-# DIST (default: dist) has libsoftefa-fi.so. With the system's libfabric and with the one that scripts/fetch-libfabric-alt.sh fetches,
-# and over each wire, the script runs fi_info, fi_pingpong with data checks, and the clients in this directory, also on cards with
-# faults. If FABTESTS_DIR names a directory with programs from libfabric's fabtests (fi_rdm, fi_rma_bw, ...), it also runs those that are
-# listed below. Prints a line per test and a final line with the counts; exits with status 1 if a test failed. Reports missing programs
-# as skipped.
+# DIST (default: dist) has libsoftefa-fi.so. With the system's libfabric and with the one that
+# scripts/fetch-libfabric-alt.sh fetches, and over each wire, the script runs fi_info, fi_pingpong with data checks, and
+# the clients in this directory, also on cards with faults. If FABTESTS_DIR names a directory with programs from
+# libfabric's fabtests (fi_rdm, fi_rma_bw, ...), it also runs those that are listed below. Prints a line per test and a
+# final line with the counts; exits with status 1 if a test failed. Reports missing programs as skipped.
 #
 #   FERROGIN_LIBFABRIC_ALT=FILE   the second libfabric.so.1, instead of the fetched one
 #   LIBFABRIC_WIRES="shm tcp"     the wires

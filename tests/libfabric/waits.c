@@ -36,7 +36,8 @@ static void *send_later(void *of) {
   return NULL;
 }
 
-// A queue with a threshold returns from a wait once it has that many entries: here those of a message, and of another one that comes later.
+// A queue with a threshold returns from a wait once it has that many entries: here those of a message, and of another
+// one that comes later.
 static void threshold(const char *fabric) {
   struct pair pair;
   struct fid_mr *mr = open_registered(&pair, fabric, FI_WAIT_UNSPEC);

@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # Runs tests/mpi/smoke.c on the software card under other projects' MPIs: run.sh [DIST]
 #
-# The MPIs are MPICH (PyPI: mpich), Open MPI with its mtl ofi (Debian: openmpi-bin, libopenmpi-dev) and Intel MPI (PyPI: impi-rt), which
-# runs the program built with MPICH's compiler, as both have the same ABI. mpi4py (PyPI) runs smoke.py under MPICH, and Intel MPI its own
-# benchmarks (IMB), which check no data. PyPI packages are installed once into .cache/mpi/. Each MPI runs two ranks, without faults and
-# with those below; ranks may reach each other only through the card. Open MPI also runs on two hosts, which are network namespaces. MPICH
-# also runs the first lines of docs/card-in-ci.md. All MPIs also run over libfabric's own provider efa, on the card below verbs.
-# Prints a line per test and a final line with the counts; exits with status 1 if a test failed. A run that doesn't finish in time fails.
+# The MPIs are MPICH (PyPI: mpich), Open MPI with its mtl ofi (Debian: openmpi-bin, libopenmpi-dev) and Intel MPI (PyPI:
+# impi-rt), which runs the program built with MPICH's compiler, as both have the same ABI. mpi4py (PyPI) runs smoke.py
+# under MPICH, and Intel MPI its own benchmarks (IMB), which check no data. PyPI packages are installed once into
+# .cache/mpi/. Each MPI runs two ranks, without faults and with those below; ranks may reach each other only through the
+# card. Open MPI also runs on two hosts, which are network namespaces. MPICH also runs the first lines of
+# docs/card-in-ci.md. All MPIs also run over libfabric's own provider efa, on the card below verbs. Prints a line per
+# test and a final line with the counts; exits with status 1 if a test failed. A run that doesn't finish in time fails.
 # An MPI that isn't available counts as skipped.
 #
 #   FERROGIN_SOAK=1   50 runs each instead of one
@@ -81,8 +82,8 @@ both() {
     fi
 }
 
-# below_verbs NAME COMMAND...: the same over libfabric's own provider efa, from the MPI's own libfabric if it has one. The provider's shared
-# memory is off, as it would bypass the card between ranks on one host.
+# below_verbs NAME COMMAND...: the same over libfabric's own provider efa, from the MPI's own libfabric if it has one.
+# The provider's shared memory is off, as it would bypass the card between ranks on one host.
 below_verbs() {
     both "$1, efa below verbs" env -u FI_PROVIDER_PATH FI_PROVIDER=efa FI_EFA_ENABLE_SHM_TRANSFER=0 "$dist/ferrogin" verbs -- "${@:2}"
 }

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Two processes on two hosts, which are this network namespace and a new one: two_hosts.sh LOGS COMMAND...
-# The command gets `listen` or `connect`, the listener's address, and a port. Status 77: the namespaces can't be connected.
+# The command gets `listen` or `connect`, the listener's address, and a port. Status 77: the namespaces can't be
+# connected.
 . "$(dirname "${BASH_SOURCE[0]}")/../second-host.sh"
 logs=$1
 shift

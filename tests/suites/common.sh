@@ -4,7 +4,8 @@
 built=$root/.cache/suites
 mkdir -p "$built"
 
-# once NAME...: runs each function that builds $built/NAME, unless it has succeeded before. The output goes to $built/NAME.log.
+# once NAME...: runs each function that builds $built/NAME, unless it has succeeded before. The output goes to
+# $built/NAME.log.
 once() {
     local name
     for name; do
@@ -21,7 +22,8 @@ once() {
     done
 }
 
-# Headers of the newest rdma-core, which configuring it puts in one place, and the card's libraries to link with: $built/verbs.
+# Headers of the newest rdma-core, which configuring it puts in one place, and the card's libraries to link with:
+# $built/verbs.
 verbs() {
     git clone --depth 1 "${RDMA_CORE:-https://github.com/linux-rdma/rdma-core}" "$built/verbs/source"
     cmake -S "$built/verbs/source" -B "$built/verbs" -DNO_MAN_PAGES=1 -DNO_PYVERBS=1 -DENABLE_RESOLVE_NEIGH=0

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs libfabric's own tests of its provider efa, unmodified, on software cards: libfabric.sh [DIST]
 #
-# Builds libfabric and fabtests in .cache/suites first, unless that's done; this takes git, autoconf, automake, libtool, cmake, cmocka,
-# googletest with gmock, a C++ compiler, and pytest from PyPI. Runs the provider's unit tests in C and C++ and the pytest suite of fabtests,
-# and prints their own reports; exits with status 1 if a test failed.
+# Builds libfabric and fabtests in .cache/suites first, unless that's done; this takes git, autoconf, automake, libtool,
+# cmake, cmocka, googletest with gmock, a C++ compiler, and pytest from PyPI. Runs the provider's unit tests in C and
+# C++ and the pytest suite of fabtests, and prints their own reports; exits with status 1 if a test failed.
 #
 #   LIBFABRIC=URL RDMA_CORE=URL   where to clone from, also a local directory [GitHub; rdma-core for its headers]
 #   FABTESTS='rma or rnr'         the cases of fabtests whose names match, as pytest -k takes it [all]
@@ -23,7 +23,8 @@ libfabric() {
     ./autogen.sh
 }
 
-# library DIR OPTION...: with unit tests, stubs take the place of the functions that post and poll, so these are several builds.
+# library DIR OPTION...: with unit tests, stubs take the place of the functions that post and poll, so these are several
+# builds.
 library() {
     mkdir "$built/$1"
     cd "$built/$1"

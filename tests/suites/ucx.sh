@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs UCX's own tests of the transports SRD and UD, unmodified, on two software cards: ucx.sh [DIST]
 #
-# Builds UCX in .cache/suites first, unless that's done; this takes git, autoconf, automake, libtool, cmake, and a C++ compiler. The tests
-# run in groups, each in its own process. A group that meets the time limit is cut off, and its remaining tests count as not run. Prints
-# UCX's line of each failed test and a final line with the counts; exits with status 1 if a test failed or did not run.
+# Builds UCX in .cache/suites first, unless that's done; this takes git, autoconf, automake, libtool, cmake, and a C++
+# compiler. The tests run in groups, each in its own process. A group that meets the time limit is cut off, and its
+# remaining tests count as not run. Prints UCX's line of each failed test and a final line with the counts; exits with
+# status 1 if a test failed or did not run.
 #
 #   UCX=URL RDMA_CORE=URL   where to clone from, also a local directory [GitHub; rdma-core for its headers]
 #   GTEST_FILTER=PATTERN    the tests [those of SRD and UD, except `excluded` below]

@@ -40,7 +40,8 @@ static void other_process(int from, int to) {
             CALL(cuIpcCloseMemHandle(other));
         }
     }
-    /* Those that open have another start or length in the same memory file, or another allocation ID, which the file doesn't know. */
+    /* Those that open have another start or length in the same memory file, or another allocation ID, which the file
+     * doesn't know. */
     printf("%u changed handles open\n", opened);
     CHECK(opened < sizeof handle / 2);
     CALL(cuIpcOpenMemHandle(&memory, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));

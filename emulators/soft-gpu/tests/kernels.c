@@ -1,4 +1,5 @@
-/* A program that runs kernels through the driver API alone. Usage: kernels FILE.ptx. It also builds with NVIDIA's cuda.h. */
+/* A program that runs kernels through the driver API alone. Usage: kernels FILE.ptx. It also builds with NVIDIA's
+ * cuda.h. */
 #include "common.h"
 
 #include <string.h>

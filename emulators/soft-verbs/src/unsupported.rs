@@ -64,9 +64,9 @@ macro_rules! old_symbols {
     };
 }
 
-/// Does the same for the symbols through which rdma-core's own drivers reach the kernel. They all have the number of the release that last
-/// changed one of them: 34 (Debian 12 and 13, Ubuntu 24.04), 57, 59 (the EFA installer), 64 or 65. Symbols of later releases have the
-/// earlier numbers too, because releases with a number add to it.
+/// Does the same for the symbols through which rdma-core's own drivers reach the kernel. They all have the number of
+/// the release that last changed one of them: 34 (Debian 12 and 13, Ubuntu 24.04), 57, 59 (the EFA installer), 64 or
+/// 65. Symbols of later releases have the earlier numbers too, because releases with a number add to it.
 macro_rules! private_symbols {
     ($target:path: $($name:literal)*) => {
         std::arch::global_asm!(

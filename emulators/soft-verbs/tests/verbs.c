@@ -1,4 +1,5 @@
-/* Runs one part (see the usage message) of a verbs test on one software card: verbs PART. Prints "PART: good" at the end. */
+/* Runs one part (see the usage message) of a verbs test on one software card: verbs PART. Prints "PART: good" at the
+ * end. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>
@@ -390,7 +391,8 @@ static void part_unanswered(void)
 	to_init(b);
 	to_rts(a);
 	to_rtr(b);
-	/* A datagram completes when it's sent, even to a queue pair that refuses it or is gone, or to a card that doesn't exist. */
+	/* A datagram completes when it's sent, even to a queue pair that refuses it or is gone, or to a card that
+	 * doesn't exist. */
 	CHECK(!send_plain(a, b->qp_num, QKEY + 1, mr->lkey, IBV_SEND_SIGNALED, 100));
 	CHECK(wait_plain(send).status == IBV_WC_SUCCESS);
 	uint32_t gone = b->qp_num;
@@ -1050,7 +1052,8 @@ static void part_refused(void)
 		CHECK(wc.status == IBV_WC_SUCCESS && wc.wr_id == (wc.opcode == IBV_WC_RECV ? 200 : 11));
 	}
 
-	/* A doorbell out of range: the card completes a request that was never posted, and the queue pair goes into the error state. */
+	/* A doorbell out of range: the card completes a request that was never posted, and the queue pair goes into
+	 * the error state. */
 	struct ibv_qp *broken = srd(cq);
 	to_init(broken);
 	to_rts(broken);
@@ -1356,7 +1359,8 @@ static void exchange(void)
 	CHECK(!ibv_destroy_qp(qp) && !ibv_destroy_cq(ibv_cq_ex_to_cq(cq)));
 }
 
-/* A forked child has a card of its own on the device and the domain that its parent opened, and everything else is refused. */
+/* A forked child has a card of its own on the device and the domain that its parent opened, and everything else is
+ * refused. */
 static void part_fork(void)
 {
 	struct ibv_cq *cq = ibv_create_cq(context, 16, NULL, NULL, 0);

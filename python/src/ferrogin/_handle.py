@@ -14,7 +14,8 @@ from ferrogin._library import call
 _Self = TypeVar("_Self", bound="Owned")
 _Result = TypeVar("_Result")
 
-# Guards all handles, their use counts, views and children. It is reentrant, because a destructor may run while it is held.
+# Guards all handles, their use counts, views and children. It is reentrant, because a destructor may run while it is
+# held.
 lock = threading.RLock()
 
 
@@ -28,8 +29,8 @@ class Owned:
         self._handle: Optional[int] = handle
         self._uses = 0
         self._owner = owner
-        # What closes with it. Holds windows and contexts: a window stays registered, and its memory allocated, until it is freed or the
-        # communicator is closed.
+        # What closes with it. Holds windows and contexts: a window stays registered, and its memory allocated, until it
+        # is freed or the communicator is closed.
         self._children: set[Owned] = set()
 
     @property

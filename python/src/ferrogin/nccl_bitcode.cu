@@ -1,5 +1,5 @@
-// The functions of NCCL's bitcode that reach a GIN backend, with ferrogin's in place of EFA_GDA's. nccl_bitcode.py compiles this file with the
-// headers of the user's NCCL, and links the result over that NCCL's libnccl_device.bc.
+// The functions of NCCL's bitcode that reach a GIN backend, with ferrogin's in place of EFA_GDA's. nccl_bitcode.py
+// compiles this file with the headers of the user's NCCL, and links the result over that NCCL's libnccl_device.bc.
 //
 // SPDX-License-Identifier: Apache-2.0
 #define __clang_llvm_bitcode_lib__

@@ -131,7 +131,8 @@ def make(nccl: Path, clang: str, device_code: Path) -> bytes:
         lacks = "has" if wrong in replaced else "lacks"
         raise Failed(f"{original} {lacks} {wrong}, unlike NCCL {release}: install the package of NCCL {release} again")
     ours.link_in(llvm.parse_bitcode(device_code.read_bytes()))
-    # Only the replaced functions are visible, so that no other of NCCL's or of the kernel's, of equal name, is taken for one of ours.
+    # Only the replaced functions are visible, so that no other of NCCL's or of the kernel's, of equal name, is taken
+    # for one of ours.
     for value in [*ours.functions, *ours.global_variables]:
         if not value.is_declaration and value.name not in made:
             value.linkage = "internal"

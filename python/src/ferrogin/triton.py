@@ -69,8 +69,8 @@ def _is_first():
     return thread == 0
 
 
-# A status has three bits, and a barrier with a reduction passes one on. It isn't `.aligned`: the compiler may move a copy of the
-# instructions into both branches of the call.
+# A status has three bits, and a barrier with a reduction passes one on. It isn't `.aligned`: the compiler may move a
+# copy of the instructions into both branches of the call.
 _TO_ALL = tl.constexpr(
     """
     {

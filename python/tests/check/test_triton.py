@@ -79,7 +79,8 @@ def every_function(handle, scratch, peer, window, out, statuses):
 def test_every_function_compiles() -> None:
     types = {"handle": "i64", "scratch": "*i64", "peer": "i32", "window": "i64", "out": "*i64", "statuses": "*i32"}
     kernel = check(triton_kernel.compile_for(every_function, types, 90), "sm_90")
-    # 16 functions pass on their status, in three bits each. A call whose type differs from its function's would end the kernel.
+    # 16 functions pass on their status, in three bits each. A call whose type differs from its function's would end the
+    # kernel.
     assert kernel.count("barrier.red.or.pred") == 3 * 16
 
 
@@ -99,8 +100,8 @@ def test_module_has_the_functions_of_the_header() -> None:
     found = {symbol: types.count(",") + 1 for symbol, types in re.findall(r'_function\("(\w+)", (.*?)\)', source)}
     assert len(found) >= 13
     assert found == {name: headers[name] for name in found}
-    # A flush by one thread is enough for a program; requests make no sense in one, and lanes have no operations of their own.
-    # A Triton program that isolates peers acknowledges the loss and flushes again.
+    # A flush by one thread is enough for a program; requests make no sense in one, and lanes have no operations of
+    # their own. A Triton program that isolates peers acknowledges the loss and flushes again.
     of_threads = {"fgin_settle", "fgin_flush_part", "fgin_flush_async", "fgin_wait_request", "fgin_test_request"}
     of_lanes = {"fgin_warp_put", "fgin_warp_put_value", "fgin_warp_signal"}
     assert headers.keys() - found.keys() == of_threads | of_lanes | {"fgin_status_name"}

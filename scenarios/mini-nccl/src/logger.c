@@ -1,4 +1,5 @@
-/* The logger that mini-nccl passes to a plugin. It formats the line here because stable Rust cannot define a variadic function. */
+/* The logger that mini-nccl passes to a plugin. It formats the line here because stable Rust cannot define a
+ * variadic function. */
 #include <stdarg.h>
 #include <stdio.h>
 

@@ -15,7 +15,8 @@
 //! let bind = window.bind(qp, mr, range, MkeyAccess::REMOTE_WRITE)?;
 //! let mut batch = qp.send().batch();
 //! batch.post(1, Flags::SIGNALED, &bind.post())?;
-//! // ... a message that carries the key to the peer can go into the same batch: the fence after the bind orders the two.
+//! // ... a message that carries the key to the peer can go into the same batch: the fence after the bind orders
+//! // the two.
 //! batch.ring();
 //! Ok(bind.commit())
 //! # }

@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # Builds the two-rank test: build.sh [--software] [DIST]
 #
-# Uses nvcc, for NCCL 2.31.2 and 2.32.3, each with NCCL's own device code for EFA and with ferrogin's: target/gpu/two_ranks-RELEASE-nccl and
-# two_ranks-RELEASE-ferrogin. The compiler and NCCL's headers and libraries are fetched from PyPI once (into .cache/). --software builds
-# programs for the software GPU with clang instead: two_ranks-software-nccl, two_ranks-software-ferrogin, and two_ranks-software-proxy,
-# which uses the RMA plugin. DIST (default: dist) is the output of `make build`.
+# Uses nvcc, for NCCL 2.31.2 and 2.32.3, each with NCCL's own device code for EFA and with ferrogin's:
+# target/gpu/two_ranks-RELEASE-nccl and two_ranks-RELEASE-ferrogin. The compiler and NCCL's headers and libraries are
+# fetched from PyPI once (into .cache/). --software builds programs for the software GPU with clang instead:
+# two_ranks-software-nccl, two_ranks-software-ferrogin, and two_ranks-software-proxy, which uses the RMA plugin. DIST
+# (default: dist) is the output of `make build`.
 # Prints the programs' paths. Exits with status 3, and the reason, if a compiler or package isn't available.
 #
 #   GPU_SM=N         machine code for this GPU, of another machine [this machine's; without one, 90, and without NCCL's libraries]

@@ -1,8 +1,9 @@
-// Two ranks with NCCL's library and a GPU each, on one or two hosts: kernels call NCCL's device API over the GIN plugin. The same source
-// compiles with NCCL's own EFA backend and, with -include ferrogin/nccl_gin.cuh, with ferrogin's. See build.sh, and README.md to start it.
+// Two ranks with NCCL's library and a GPU each, on one or two hosts: kernels call NCCL's device API over the GIN
+// plugin. The same source compiles with NCCL's own EFA backend and, with -include ferrogin/nccl_gin.cuh, with
+// ferrogin's. See build.sh, and README.md to start it.
 //
-// Prints PASS or FAIL for each phase, and the counts. Status 0: all passed; 1: something failed; 2: not two ranks; 3, with a line that
-// says why: this machine can't run it.
+// Prints PASS or FAIL for each phase, and the counts. Status 0: all passed; 1: something failed; 2: not two ranks; 3,
+// with a line that says why: this machine can't run it.
 #include <nccl.h>
 #include <nccl_device.h>
 

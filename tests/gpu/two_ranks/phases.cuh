@@ -1,5 +1,6 @@
-// The two-rank test's phases: kernels that use NCCL's device API, with any EFA backend. nccl.cu runs them with NCCL's library, and
-// software.cu on the software GPU. Each rank sends to the other and checks what it receives; no wait outlasts `limit`.
+// The two-rank test's phases: kernels that use NCCL's device API, with any EFA backend. nccl.cu runs them with NCCL's
+// library, and software.cu on the software GPU. Each rank sends to the other and checks what it receives; no wait
+// outlasts `limit`.
 #pragma once
 
 enum Phase { PLAIN, SIGNALLED, AGGREGATED, BLOCKS, STORM, PHASES };

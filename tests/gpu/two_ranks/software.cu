@@ -1,5 +1,6 @@
-// The phases on the software GPU: clang compiles the kernels to PTX; the host uses the driver API and, in place of NCCL, the host API.
-// build.sh --software compiles both; PTX lists the files to link. With THROUGH_PROXY, kernels use the RMA plugin through NCCL's proxy.
+// The phases on the software GPU: clang compiles the kernels to PTX; the host uses the driver API and, in place of
+// NCCL, the host API. build.sh --software compiles both; PTX lists the files to link. With THROUGH_PROXY, kernels use
+// the RMA plugin through NCCL's proxy.
 #ifdef __CUDACC__
 
 #if defined(NCCL_OWN_BACKEND) || defined(THROUGH_PROXY)

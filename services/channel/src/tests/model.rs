@@ -260,7 +260,8 @@ fn queue_of_depth_one_continues_after_sends_that_are_done_at_once() {
     run(17626700024149260294, 2, 161, 1, 0);
 }
 
-/// A read that is cancelled between its message and its callback gives the message to the next read, which may have its own.
+/// A read that is cancelled between its message and its callback gives the message to the next read, which may have its
+/// own.
 #[test]
 fn cancelled_read_keeps_later_messages_in_order() {
     run(9652152131890683743, 1, 65, 4, 0);

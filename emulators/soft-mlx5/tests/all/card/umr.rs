@@ -1,5 +1,5 @@
-//! UMRs that a driver builds wrongly: what the card does for each flag, mask bit and size. emulators/soft-mlx5/README.md
-//! compares the results with public reports.
+//! UMRs that a driver builds wrongly: what the card does for each flag, mask bit and size.
+//! emulators/soft-mlx5/README.md compares the results with public reports.
 
 use super::*;
 use mlx5::device::RawWindow;

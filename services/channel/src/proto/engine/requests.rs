@@ -73,8 +73,8 @@ impl Engine {
             self.callbacks.iter().position(|callback| matches!(callback, Callback::Read(_, Ok(_), of) if *of == id))
             && let Callback::Read(done, Ok(mut message), _) = self.callbacks.remove(at)
         {
-            // The read has its message, but its callback hasn't run: the channel's next read gets the message. That read
-            // may have one, too, which goes to the one after it, so that messages stay in order.
+            // The read has its message, but its callback hasn't run: the channel's next read gets the message. That
+            // read may have one, too, which goes to the one after it, so that messages stay in order.
             for later in &mut self.callbacks[at..] {
                 if let Callback::Read(_, Ok(next), of) = later
                     && of.channel == channel
