@@ -36,12 +36,19 @@
 
 #include <tuple>
 
+#ifdef __CUDA_ARCH__
 #include <deep_ep/impls/combine.cuh>
 #include <deep_ep/impls/combine_reduce_epilogue.cuh>
 #include <deep_ep/impls/dispatch.cuh>
 #include <deep_ep/impls/dispatch_copy_epilogue.cuh>
+#if NODES > 1
 #include <deep_ep/impls/hybrid_combine.cuh>
 #include <deep_ep/impls/hybrid_dispatch.cuh>
+#endif
+#else
+#include <deep_ep/common/layout.cuh>
+#include <deep_ep/impls/combine_utils.cuh>
+#endif
 
 using namespace deep_ep;
 using namespace deep_ep::elastic;
@@ -79,7 +86,6 @@ template __global__ void combine_reduce_epilogue_impl<EXPAND, REDUCE, BLOCKS, WA
 #else
 
 #include <fstream>
-#include <regex>
 #include <set>
 
 using namespace ep;
@@ -110,10 +116,16 @@ struct Sizes {
   }
 };
 
-struct Rank {
-  const Routing& routing;
-  uint32_t rank;
-  int wrong = 0;
+// A kernel's name with its template arguments, as the PTX has it.
+std::string entry(const std::string& ptx, const std::string& name) {
+  const std::string keyword = ".entry ";
+  size_t at = ptx.find(keyword + "_ZN7deep_ep7elastic" + std::to_string(name.size()) + name + "I");
+  if (at == std::string::npos) throw std::invalid_argument("no kernel " + name);
+  at += keyword.size();
+  return ptx.substr(at, ptx.find('(', at) - at);
+}
+
+struct Rank : Driver {
   Buffer<Bits> tokens{TOKENS * HIDDEN}, received{RECEIVED * HIDDEN}, expert_out{RECEIVED * HIDDEN}, combined{TOKENS * HIDDEN};
   Buffer<topk_idx_t> topk{TOKENS * TOPK}, copied_topk{TOKENS * TOPK}, received_topk{ROWS * TOPK};
   Buffer<float> weights{TOKENS * TOPK}, received_weights{EXPAND ? RECEIVED : ROWS * TOPK}, combined_weights{TOKENS * TOPK};
@@ -124,9 +136,30 @@ struct Rank {
   Buffer<int> forwarded{PASSED_ON * (2 + 2 * TOPK)}, lists{PASSED_ON * PER_NODE};
   std::vector<int> seen = std::vector<int>(LOCAL);  // what `statistics` has to be
 
-  void expect(bool is_right, const char* what, uint32_t round, size_t where) {
-    if (is_right || ++wrong > 5) return;
-    std::fprintf(stderr, "rank %u, round %u: wrong %s at %zu\n", rank, round, what, where);
+  // Arguments of the kernels, which compute offsets in the window from its address among the node's windows.
+  Sizes sizes;
+  void *workspace, *buffer, *reduced, *host = nullptr, *null = nullptr;
+  CUdeviceptr host_workspace;
+  int64_t* host_counts;
+  ncclWindow_t nccl_window = view.get();
+  int node = int(rank) / PER_NODE, place = int(rank) % PER_NODE, own_tokens = int(routing.tokens(rank)), none = 0, rows = 0;
+  // With EXPAND and without REDUCE, combine takes no weights.
+  void* weights_back = EXPAND && !REDUCE ? nullptr : combined_weights.get();
+  void* weights_to_send = EXPAND && !REDUCE ? nullptr : received_weights.get();
+  std::string dispatch_kernel, copy_kernel, combine_kernel, reduce_kernel;
+
+  explicit Rank(Options& given) : Driver(given, EXPERTS, TOPK, given.number("tokens", 16)) {
+    expect_job(RANKS, HYBRID ? PER_NODE : 0, TOKENS);
+    std::ifstream file(ptx);
+    std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
+    dispatch_kernel = entry(text, HYBRID ? "hybrid_dispatch_impl" : "dispatch_impl"), copy_kernel = entry(text, "dispatch_copy_epilogue_impl");
+    combine_kernel = entry(text, HYBRID ? "hybrid_combine_impl" : "combine_impl"), reduce_kernel = entry(text, "combine_reduce_epilogue_impl");
+    open(sizes.all, CONTEXTS, RANKS + 4);
+    workspace = window_of(lsa_rank), buffer = window_of(lsa_rank) + sizes.workspace;
+    reduced = static_cast<char*>(buffer) + sizes.reduced_at;
+    MUST(cuMemHostAlloc(&host, sizes.workspace, 0));
+    MUST(cuMemHostGetDevicePointer(&host_workspace, host, 0));
+    host_counts = layout::WorkspaceLayout(host, 1, RANKS, EXPERTS).get_scaleup_rank_expert_count_ptr<false>();
   }
 
   void prepare(uint32_t round) {
@@ -142,6 +175,7 @@ struct Rank {
     for (auto* stale : {&by_rank, &by_expert, &counts, &slots, &metadata}) stale->fill(0x5a);
     received.fill(0x5a), combined.fill(0x5a), received_topk.fill(0x5a), received_weights.fill(0x5a), combined_weights.fill(0x5a);
     copied_topk.fill(0x5a);
+    std::memset(host_counts, 0, (RANKS + EXPERTS) * sizeof(int64_t));
   }
 
   // What the experts make of a token, with the weight, of the experts that `chosen` accepts.
@@ -156,8 +190,43 @@ struct Rank {
     return sum;
   }
 
-  // Checks what dispatch received, and writes what the experts make of it. Returns the number of tokens received.
-  int check_dispatch_and_compute(uint32_t round, int64_t* host_counts) {
+  // A kernel and its epilogue, which need not wait for each other.
+  void launch(const std::string& kernel, const std::vector<void*>& arguments, int warps, int shared, const std::string& epilogue,
+              const std::vector<void*>& more, int epilogue_shared) const {
+    kernels.start(kernel.c_str(), arguments, BLOCKS, 32 * warps, shared, CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
+    kernels.launch(epilogue.c_str(), more, BLOCKS, 32 * WARPS, epilogue_shared, CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION);
+  }
+
+  void dispatch(uint32_t round) {
+    std::vector<void*> arguments{&tokens.address,     &null,            &topk.address,      &weights.address, &copied_topk.address,
+                                 &statistics.address, &by_rank.address, &by_expert.address, &counts.address,  &slots.address};
+    auto add = [&](std::initializer_list<void*> more) { arguments.insert(arguments.end(), more); };
+    if (HYBRID) add({&forwarded.address});
+    add({&own_tokens, &none, &none, &host_comm, &nccl_window, &buffer, &workspace, &host_workspace});
+    if (HYBRID) add({&node});
+    add({&place});
+    rows = RANKS * TOKENS;  // the epilogue looks the number up
+    launch(dispatch_kernel, arguments, NOTIFY_WARPS + (HYBRID ? 2 * WARPS : DISPATCH_WARPS), sizes.dispatch_shared, copy_kernel,
+           {&buffer, &workspace, &by_rank.address, &by_expert.address, &received.address, &null, &received_topk.address,
+            &received_weights.address, &metadata.address, &lists.address, &counts.address, &rows, &none, &none, &node, &place},
+           sizes.copy_shared);
+    rows = check_dispatch_and_compute(round);
+  }
+
+  void combine(uint32_t round) {
+    std::vector<void*> arguments{&expert_out.address, &weights_to_send, &metadata.address, &by_rank.address};
+    auto add = [&](std::initializer_list<void*> more) { arguments.insert(arguments.end(), more); };
+    if (HYBRID) add({&forwarded.address, &lists.address});
+    add({&host_comm, &nccl_window, &buffer, &workspace});
+    if (HYBRID) add({&node});
+    add({&place, &rows});
+    launch(combine_kernel, arguments, HYBRID ? 2 * WARPS : WARPS, sizes.combine_shared, reduce_kernel,
+           {&combined.address, &weights_back, &topk.address, &reduced, &null, &null, &own_tokens, &node, &place}, sizes.reduce_shared);
+    check_combine(round);
+  }
+
+  // Also writes what the experts make of what dispatch received. Returns the number of tokens received.
+  int check_dispatch_and_compute(uint32_t round) {
     auto rows = received.read();
     auto got_topk = received_topk.read(), copied = copied_topk.read();
     auto got_weights = received_weights.read();
@@ -287,95 +356,8 @@ struct Rank {
   }
 };
 
-// The kernels' names, with their template arguments, as the PTX has them.
-std::string entry(const std::string& ptx, const char* name) {
-  std::smatch found;
-  std::regex pattern(std::string(R"(\.entry (\w*\d)") + name + R"(I\w*)\()");
-  if (!std::regex_search(ptx, found, pattern)) throw std::invalid_argument(std::string("no kernel ") + name);
-  return found[1];
-}
-
-int main(int argc, char** argv) try {
-  Options options(argc, argv);
-  std::string kernels_file = options.word("kernels", "deepep.ptx"), library = options.word("device", "dist/cuda/ferrogin_device.ptx");
-  uint32_t rounds = options.number("rounds", 2), strong = options.number("strong", 1);
-  Routing routing{options.word("routing", "even"), RANKS, EXPERTS, TOPK, options.number("tokens", 16)};
-  options.end();
-
-  auto comm = ferrogin::Comm::open();
-  if (comm.ranks() != RANKS) throw std::invalid_argument("compiled for " + std::to_string(RANKS) + " ranks");
-  if (HYBRID && comm.lsa().second != PER_NODE) {
-    throw std::invalid_argument("compiled for " + std::to_string(NODES) + " nodes: set FERROGIN_NODE");
-  }
-  if (routing.most > TOKENS) throw std::invalid_argument("compiled for at most " + std::to_string(TOKENS) + " tokens");
-  Kernels kernels({kernels_file.c_str(), library.c_str()});
-  std::ifstream file(kernels_file);
-  std::string ptx((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-  std::string dispatch = entry(ptx, HYBRID ? "hybrid_dispatch_impl" : "dispatch_impl"), copy = entry(ptx, "dispatch_copy_epilogue_impl");
-  std::string combine = entry(ptx, HYBRID ? "hybrid_combine_impl" : "combine_impl"), reduce = entry(ptx, "combine_reduce_epilogue_impl");
-
-  Sizes sizes;
-  auto window = comm.allocate(sizes.all, ferrogin::Memory::Device);
-  ferrogin::ContextOptions limits;
-  limits.contexts = CONTEXTS;
-  limits.signals = RANKS + 4;
-  auto context = comm.context(limits);
-  Nccl nccl(comm, window, context, CONTEXTS, limits.signals, strong);
-  Rank self{routing, comm.rank()};
-
-  // Arguments of the kernels. They compute offsets in the window from its address among the node's windows.
-  void *workspace = window.lsa_address(comm.lsa().first), *buffer = static_cast<char*>(workspace) + sizes.workspace, *host = nullptr, *null = nullptr;
-  void* reduced = static_cast<char*>(buffer) + sizes.reduced_at;
-  MUST(cuMemHostAlloc(&host, sizes.workspace, 0));
-  CUdeviceptr host_workspace;
-  MUST(cuMemHostGetDevicePointer(&host_workspace, host, 0));
-  int64_t* host_counts = layout::WorkspaceLayout(host, 1, RANKS, EXPERTS).get_scaleup_rank_expert_count_ptr<false>();
-  ncclWindow_t nccl_window = nccl.window.get();
-  int rank = int(comm.rank()), node = rank / PER_NODE, place = rank % PER_NODE, tokens = int(routing.tokens(comm.rank())), none = 0;
-  const int cooperative = CU_LAUNCH_ATTRIBUTE_COOPERATIVE, dependent = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
-  // With EXPAND and without REDUCE, combine takes no weights.
-  void* combined_weights = EXPAND && !REDUCE ? nullptr : self.combined_weights.get();
-  void* back_weights = EXPAND && !REDUCE ? nullptr : self.received_weights.get();
-
-  for (uint32_t round = 0; round < rounds && !self.wrong; round++) {
-    self.prepare(round);
-    std::memset(host_counts, 0, (RANKS + EXPERTS) * sizeof(int64_t));
-    std::vector<void*> arguments;
-    auto add = [&](std::initializer_list<void*> more) { arguments.insert(arguments.end(), more); };
-    add({&self.tokens.address, &null, &self.topk.address, &self.weights.address, &self.copied_topk.address, &self.statistics.address});
-    add({&self.by_rank.address, &self.by_expert.address, &self.counts.address, &self.slots.address});
-    if (HYBRID) add({&self.forwarded.address});
-    add({&tokens, &none, &none, &nccl.host_comm, &nccl_window, &buffer, &workspace, &host_workspace});
-    if (HYBRID) add({&node});
-    add({&place});
-    int dispatch_warps = NOTIFY_WARPS + (HYBRID ? 2 * WARPS : DISPATCH_WARPS);
-    kernels.start(dispatch.c_str(), arguments, BLOCKS, 32 * dispatch_warps, sizes.dispatch_shared, cooperative);
-    int received = RANKS * TOKENS;  // the kernel looks the number up
-    kernels.launch(copy.c_str(),
-                   {&buffer, &workspace, &self.by_rank.address, &self.by_expert.address, &self.received.address, &null, &self.received_topk.address,
-                    &self.received_weights.address, &self.metadata.address, &self.lists.address, &self.counts.address, &received, &none, &none, &node,
-                    &place},
-                   BLOCKS, 32 * WARPS, sizes.copy_shared, dependent);
-    received = self.check_dispatch_and_compute(round, host_counts);
-    arguments = {&self.expert_out.address, &back_weights, &self.metadata.address, &self.by_rank.address};
-    if (HYBRID) add({&self.forwarded.address, &self.lists.address});
-    add({&nccl.host_comm, &nccl_window, &buffer, &workspace});
-    if (HYBRID) add({&node});
-    add({&place, &received});
-    kernels.start(combine.c_str(), arguments, BLOCKS, 32 * WARPS * (HYBRID ? 2 : 1), sizes.combine_shared, cooperative);
-    kernels.launch(reduce.c_str(),
-                   {&self.combined.address, &combined_weights, &self.topk.address, &reduced, &null, &null, &tokens, &node, &place},
-                   BLOCKS, 32 * WARPS, sizes.reduce_shared, dependent);
-    self.check_combine(round);
-    context.check();
-  }
-  std::printf("DeepEP, rank %u of %d: %u rounds of %d tokens, %d values are wrong\n", self.rank, RANKS, rounds, tokens, self.wrong);
-  if (self.wrong) return 1;
-  comm.barrier();
-  return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
+int main(int argc, char** argv) {
+  return ep::run<Rank>("DeepEP", argc, argv);
 }
 
 #endif

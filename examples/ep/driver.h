@@ -2,7 +2,7 @@
 // would give the kernels: a device communicator and a window, of the host API's.
 #pragma once
 
-#if defined(__CUDA_ARCH__) && defined(NCCL_OWN_BACKEND)
+#if defined(__CUDA_ARCH__) && (defined(NCCL_OWN_BACKEND) || defined(THROUGH_PROXY))
 
 #include <nccl_device.h>
 
@@ -25,6 +25,10 @@
 #include <numeric>
 #include <string>
 #include <vector>
+
+#ifdef THROUGH_PROXY
+#include "proxy_host.h"
+#endif
 
 #endif
 
@@ -88,7 +92,7 @@ class Kernels {
   CUmodule module_;
 
  public:
-  explicit Kernels(std::initializer_list<const char*> ptx) {
+  Kernels(const std::string& kernels, const std::string& library) {
     CUcontext context;
     CUlinkState link;
     void* image;
@@ -97,7 +101,7 @@ class Kernels {
     MUST(cuDevicePrimaryCtxRetain(&context, 0));
     MUST(cuCtxSetCurrent(context));
     MUST(cuLinkCreate(0, nullptr, nullptr, &link));
-    for (const char* file : ptx) must(cuLinkAddFile(link, CU_JIT_INPUT_PTX, file, 0, nullptr, nullptr), file);
+    for (const char* file : {kernels.c_str(), library.c_str()}) must(cuLinkAddFile(link, CU_JIT_INPUT_PTX, file, 0, nullptr, nullptr), file);
     MUST(cuLinkComplete(link, &image, &bytes));
     MUST(cuModuleLoadData(&module_, image));
     MUST(cuLinkDestroy(link));
@@ -120,56 +124,6 @@ class Kernels {
     config.sharedMemBytes = shared;
     config.attrs = &attribute, config.numAttrs = kind != 0;
     must(cuLaunchKernelEx(&config, function, parameters.data(), nullptr), name);
-  }
-};
-
-// A window and contexts of the host API, as ncclCommWindowRegister and ncclDevCommCreate hand them to kernels. If `barriers` isn't 0, that
-// many barriers of the node's ranks are at `barriers_at` in the window, a multiple of 128.
-struct Nccl {
-  Buffer<ncclWindow_vidmem> window{1};
-  Buffer<ncclWindow_t> windows{1};
-  Buffer<ncclDevComm> comm{1};
-  Buffer<uint64_t> shadows;
-  ncclDevComm host_comm{};
-
-  Nccl(const ferrogin::Comm& ranks, const ferrogin::Window& memory, const ferrogin::Context& context, uint32_t contexts, uint32_t signals,
-       bool strong, uint32_t barriers = 0, size_t barriers_at = 0)
-    : shadows(size_t(contexts) * signals) {
-    auto [lsa_rank, lsa_ranks] = ranks.lsa();
-    // NCCL numbers the ranks node by node, equally many on each.
-    if (ranks.ranks() % lsa_ranks || ranks.lsa_world_rank(0) % lsa_ranks || ranks.rank() % lsa_ranks != lsa_rank) {
-      throw std::invalid_argument("the ranks of a node have to follow one another: set FERROGIN_NODE");
-    }
-    auto address_of = [&](uint32_t rank) { return reinterpret_cast<uintptr_t>(memory.lsa_address(rank)); };
-    ncclWindow_vidmem view{};
-    view.worldRank = int(ranks.rank());
-    view.lsaRank = int(lsa_rank);
-    view.lsaFlatBase = reinterpret_cast<char*>(address_of(0));
-    view.stride4G = lsa_ranks > 1 ? uint32_t((address_of(1) - address_of(0)) >> 32) : 0;
-    view.numSegments = 1;
-    view.ginWinsDefaultBackend[0] = memory.handle();
-    window.set({view});
-    windows.set({window.get()});
-
-    host_comm.rank = int(ranks.rank());
-    host_comm.nRanks = int(ranks.ranks());
-    host_comm.nRanks_rcp32 = nccl::utility::idivRcp32(ranks.ranks());
-    host_comm.lsaRank = int(lsa_rank);
-    host_comm.lsaSize = int(lsa_ranks);
-    host_comm.lsaSize_rcp32 = nccl::utility::idivRcp32(lsa_ranks);
-    host_comm.resourceWindow_inlined.lsaFlatBase = view.lsaFlatBase;
-    host_comm.resourceWindow_inlined.stride4G = view.stride4G;
-    host_comm.lsaBarrier = {ncclDevResourceHandle_t(barriers_at / 128), int(barriers)};
-    host_comm.ginConnectionCount = 1;
-    host_comm.ginConnectionStride = host_comm.ginContextStride = 1;
-    host_comm.ginContextCount = contexts;
-    host_comm.ginSignalCount = int(signals);
-    host_comm.ginSignalShadows = shadows.get();
-    // NCCL's default is strong: ncclGin_SignalAdd comes after the puts before it.
-    host_comm.ginStrongLegacySignals = strong;
-    host_comm.ginNetDeviceTypes[0] = NCCL_NET_DEVICE_GIN_EFA_GDA;
-    host_comm.ginHandles[0] = context.handle();
-    comm.set({host_comm});
   }
 };
 
@@ -287,6 +241,140 @@ struct Routing {
     return x * float(1 + expert % 4);
   }
 };
+
+// The base of a driver's rank: its options and its kernels, and what NCCL would give those: a window and a device communicator, which are the
+// host API's, or with THROUGH_PROXY the RMA plugin's through NCCL's proxy.
+struct Driver {
+  Options& options;
+  std::string ptx = options.word("kernels", "kernels.ptx"), library = options.word("device", "dist/cuda/ferrogin_device.ptx");
+  uint32_t rounds = options.number("rounds", 2), strong = options.number("strong", 1);
+  ferrogin::Comm comm = ferrogin::Comm::open();
+  uint32_t rank = comm.rank(), ranks = comm.ranks(), lsa_rank = comm.lsa().first, lsa_ranks = comm.lsa().second;
+  Routing routing;
+  Kernels kernels{ptx, library};
+  int wrong = 0;
+
+  ferrogin::Window memory;
+  char* window = nullptr;
+#ifdef THROUGH_PROXY
+  std::unique_ptr<ProxyRanks> gin;
+#else
+  ferrogin::Context gin;
+#endif
+  Buffer<ncclWindow_vidmem> view{1};
+  Buffer<ncclWindow_t> views{1};
+  Buffer<ncclDevComm> dev_comm{1};
+  Buffer<uint64_t> shadows;
+  ncclDevComm host_comm{};
+
+  Driver(Options& given, uint32_t experts, uint32_t topk, uint32_t tokens)
+    : options(given), routing{options.word("routing", "even"), ranks, experts, topk, tokens} {}
+
+  // Throws unless the job is the one that the kernels are compiled for. With `per_node` 0, nodes may have any number of ranks.
+  void expect_job(uint32_t all, uint32_t per_node, uint32_t most) const {
+    auto must_be = [](bool is_right, const std::string& what) {
+      if (!is_right) throw std::invalid_argument("compiled for " + what);
+    };
+    must_be(ranks == all, std::to_string(all) + " ranks");
+    must_be(!per_node || lsa_ranks == per_node, std::to_string(per_node) + " ranks per node: set FERROGIN_NODE");
+    must_be(routing.most <= most, "at most " + std::to_string(most) + " tokens");
+  }
+
+  // The window of a rank of this node.
+  char* window_of(uint32_t lsa_rank) const {
+    return static_cast<char*>(memory.lsa_address(lsa_rank));
+  }
+
+  // As ncclCommWindowRegister and ncclDevCommCreate. If `barriers` isn't 0, that many barriers of the node's ranks are at `barriers_at` in
+  // the window, a multiple of 128.
+  void open(size_t bytes, uint32_t contexts, uint32_t signals, uint32_t barriers = 0, size_t barriers_at = 0) {
+    options.end();
+    // NCCL numbers the ranks node by node, equally many on each.
+    if (ranks % lsa_ranks || comm.lsa_world_rank(0) % lsa_ranks || rank % lsa_ranks != lsa_rank) {
+      throw std::invalid_argument("the ranks of a node have to follow one another: set FERROGIN_NODE");
+    }
+    memory = comm.allocate(bytes, ferrogin::Memory::Device);
+    window = static_cast<char*>(memory.address());
+    shadows = Buffer<uint64_t>(size_t(contexts) * signals);
+    ncclWindow_vidmem own{};
+    own.worldRank = int(rank);
+    own.lsaRank = int(lsa_rank);
+    own.lsaFlatBase = window_of(0);
+    own.stride4G = lsa_ranks > 1 ? uint32_t(uintptr_t(window_of(1) - window_of(0)) >> 32) : 0;
+    own.numSegments = 1;
+#ifdef THROUGH_PROXY
+    gin = through_proxy(comm, window, bytes, int(contexts), int(signals), 0);
+    own.ginWinsDefaultBackend[0] = gin->window();
+    host_comm.ginNetDeviceTypes[0] = NCCL_NET_DEVICE_GIN_PROXY;
+    host_comm.ginHandles[0] = gin->handle();
+#else
+    ferrogin::ContextOptions limits;
+    limits.contexts = contexts;
+    limits.signals = signals;
+    gin = comm.context(limits);
+    own.ginWinsDefaultBackend[0] = memory.handle();
+    host_comm.ginNetDeviceTypes[0] = NCCL_NET_DEVICE_GIN_EFA_GDA;
+    host_comm.ginHandles[0] = gin.handle();
+#endif
+    view.set({own});
+    views.set({view.get()});
+
+    host_comm.rank = int(rank);
+    host_comm.nRanks = int(ranks);
+    host_comm.nRanks_rcp32 = nccl::utility::idivRcp32(ranks);
+    host_comm.lsaRank = int(lsa_rank);
+    host_comm.lsaSize = int(lsa_ranks);
+    host_comm.lsaSize_rcp32 = nccl::utility::idivRcp32(lsa_ranks);
+    host_comm.resourceWindow_inlined.lsaFlatBase = own.lsaFlatBase;
+    host_comm.resourceWindow_inlined.stride4G = own.stride4G;
+    host_comm.lsaBarrier = {ncclDevResourceHandle_t(barriers_at / 128), int(barriers)};
+    host_comm.ginConnectionCount = 1;
+    host_comm.ginConnectionStride = host_comm.ginContextStride = 1;
+    host_comm.ginContextCount = contexts;
+    host_comm.ginSignalCount = int(signals);
+    host_comm.ginSignalShadows = shadows.get();
+    // NCCL's default is strong: ncclGin_SignalAdd comes after the puts before it.
+    host_comm.ginStrongLegacySignals = strong;
+    dev_comm.set({host_comm});
+  }
+
+  void expect(bool is_right, const char* what, uint32_t round, size_t where) {
+    if (is_right || ++wrong > 5) return;
+    std::fprintf(stderr, "rank %u, round %u: wrong %s at %zu\n", rank, round, what, where);
+  }
+
+  // Throws if an operation has failed.
+  void check() const {
+#ifdef THROUGH_PROXY
+    if (gin->has_failed()) throw std::runtime_error("an operation of the RMA plugin has failed");
+#else
+    gin.check();
+#endif
+  }
+};
+
+// The main function of a driver. In each round, `dispatch` and `combine` launch kernels and check what they wrote.
+template <typename Rank>
+int run(const char* name, int argc, char** argv) try {
+  Options options(argc, argv);
+  Rank self(options);
+  for (uint32_t round = 0; round < self.rounds && !self.wrong; round++) {
+    self.prepare(round);
+    self.dispatch(round);
+    self.combine(round);
+    self.check();
+  }
+  std::printf("%s, rank %u of %u: %u rounds of %u tokens, %d values are wrong\n", name, self.rank, self.ranks, self.rounds,
+              self.routing.tokens(self.rank), self.wrong);
+  if (self.wrong) return 1;
+  FlushArguments delivered{self.dev_comm.get(), self.host_comm.ginContextCount};
+  self.kernels.launch("flush", {&delivered}, 1, 1, 0);
+  self.comm.barrier();
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
+}
 
 }  // namespace ep
 

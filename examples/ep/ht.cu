@@ -120,40 +120,72 @@ struct Signals {
   unsigned per_phase = RANKS * CHUNKS, tails = 2 * per_phase, all = tails + NODES * RANKS * CHUNKS + RANKS * RANKS + BARRIERS;
 };
 
-struct Rank {
-  const Routing& routing;
-  uint32_t rank, local;
-  Layout layout;
-  char* window;
+// The kernels' dynamic shared memory.
+struct Shared {
+  int scan, dispatch, combine;
+
+  explicit Shared(int local)
+    : scan(int(ht_ep::scan_flat_smem_t::byte_size(SCAN_THREADS / 32, PER_NODE, local, true, false))) {
+    ht_ep::model_config_t model{HIDDEN, MAX_TOKENS, local, PER_NODE, NODES};
+    ht_ep::dispatch_config_t d{};
+    d.num_of_stages = STAGES;
+    d.num_of_in_flight_s2g = IN_FLIGHT;
+    d.num_of_tokens_per_chunk = CHUNK;
+    d.num_of_blocks = BLOCKS;
+    d.forward_dispatch = true;
+    d.s2d_inner_dim = PER_NODE;
+    d.num_pipelines = PIPELINES;
+    d.stages_per_pipeline = STAGES / PIPELINES;
+    dispatch = int(ht_ep::calc_disp_smem(ht_ep::calc_disp_smem_cost(NCCL_EP_LAYOUT_FLAT, sizeof(Bits), d, model), PIPELINES, STAGES));
+    ht_ep::combine_config_t c{};
+    c.num_of_stages_g2s = GATHER_STAGES;
+    c.num_of_stages_s2g = SCATTER_STAGES;
+    c.num_pipelines = NCCL_EP_HT_COMBINE_CROSS_LSA_PIPELINES;
+    c.num_of_tokens_per_chunk = CHUNK;
+    c.num_of_tokens_per_group = NCCL_EP_HT_COMBINE_TOK_PER_GROUP;
+    c.num_of_blocks = BLOCKS;
+    combine = int(ht_ep::calc_comb_smem(ht_ep::calc_comb_smem_cost<token_type>(MAX_TOKENS, NODES, c, model), GATHER_STAGES, SCATTER_STAGES));
+  }
+};
+
+struct Rank : Driver {
+  uint32_t local = routing.experts / RANKS;
+  Layout layout{local};
+  Shared shared{int(local)};
   std::vector<char*> node;  // the windows of the node's ranks
-  int wrong = 0;
   // What the scan makes of all ranks' choices.
-  Buffer<uint8_t> routes, scan_memory{BLOCKS * PER_NODE * sizeof(ht_ep::tmp_state_t)};
-  Buffer<int32_t> slots{RANKS * TOKENS}, received_count{1}, expert_counts;
-  Buffer<bool> from_others{NODES * size_t((TOKENS + 15) / 16 * 16)}, to_others{TOKENS * FROM_OTHERS}, local_experts;
+  Buffer<uint8_t> routes{RANKS * TOKENS * row_bytes()}, scan_memory{BLOCKS * PER_NODE * sizeof(ht_ep::tmp_state_t)};
+  Buffer<int32_t> slots{RANKS * TOKENS}, received_count{1}, expert_counts{local};
+  Buffer<bool> from_others{NODES * size_t((TOKENS + 15) / 16 * 16)}, to_others{TOKENS * FROM_OTHERS}, local_experts{RANKS * TOKENS * local};
   Buffer<uint64_t> masks{RANKS * TOKENS};
   Buffer<int64_t> total{1};
   Buffer<Bits> received, expert_out, combined{TOKENS * HIDDEN};
   Buffer<float> received_weights;
-  Buffer<uint64_t> rounds{2};                // expected counts of the card's flags: dispatch, combine
+  Buffer<uint64_t> card_rounds{2};           // expected counts of the card's flags: dispatch, combine
   Buffer<uint32_t> node_rounds{2}, done{2};
 
-  Rank(const Routing& r, uint32_t rank_, const ferrogin::Window& memory)
-    : routing(r), rank(rank_), local(r.experts / RANKS), layout(local), window(static_cast<char*>(memory.address())),
-      routes(RANKS * TOKENS * row_bytes()), expert_counts(local), local_experts(RANKS * TOKENS * local),
-      received(window + layout.rows, RECEIVED * HIDDEN), expert_out(window + layout.expert_out, RECEIVED * HIDDEN),
-      received_weights(window + layout.row_weights, RECEIVED * local * PER_NODE) {
-    rounds.set({1, 1});
+  ht_ep::scan_flat_kernel_param_t scan_arguments{};
+  ht_ep::dispatch_kernel_param_t<Word, PER_NODE> dispatch_arguments{};
+  ht_ep::combine_kernel_param_t<PER_NODE> combine_arguments{};
+
+  explicit Rank(Options& given)
+    : Driver(given, given.number("experts", 4 * RANKS), given.number("topk", 2), given.number("tokens", 8)) {
+    expect_job(RANKS, PER_NODE, TOKENS);
+    if (routing.experts % (4 * RANKS)) throw std::invalid_argument("the ranks need equally many experts, a multiple of 4");
+    open(layout.bytes, CONTEXTS, Signals().all, NODE_BARRIERS, layout.barriers);
+    received = {window + layout.rows, RECEIVED * HIDDEN};
+    expert_out = {window + layout.expert_out, RECEIVED * HIDDEN};
+    received_weights = {window + layout.row_weights, RECEIVED * local * PER_NODE};
+    card_rounds.set({1, 1});
     node_rounds.set({PER_NODE, PER_NODE});
-    for (uint32_t i = 0; i < PER_NODE; i++) node.push_back(static_cast<char*>(memory.lsa_address(i)));
+    for (uint32_t i = 0; i < PER_NODE; i++) node.push_back(window_of(i));
+    set_scan_arguments(scan_arguments);
+    set_dispatch_arguments(dispatch_arguments);
+    set_combine_arguments(combine_arguments);
   }
   // A token's experts as bits, a byte or more for each node.
   size_t row_bytes() const {
     return size_t((local * PER_NODE + 7) / 8) * NODES;
-  }
-  void expect(bool is_right, const char* what, uint32_t round, uint32_t where) {
-    if (is_right || ++wrong > 5) return;
-    std::fprintf(stderr, "rank %u, round %u: wrong %s at %u\n", rank, round, what, where);
   }
 
   void prepare(uint32_t round) {
@@ -179,8 +211,7 @@ struct Rank {
     slots.fill(0xff), received.fill(0x5a), received_weights.fill(0x5a), combined.fill(0x5a);
   }
 
-  ht_ep::scan_flat_kernel_param_t scan() const {
-    ht_ep::scan_flat_kernel_param_t p{};
+  void set_scan_arguments(ht_ep::scan_flat_kernel_param_t& p) const {
     p.input_routing_map = routes.get();
     p.tmp = reinterpret_cast<ht_ep::tmp_state_t*>(scan_memory.get());
     p.sparse_to_dense_map = slots.get();
@@ -197,11 +228,9 @@ struct Rank {
     p.recv_total_counter = total.get();
     p.out_is_int64 = true;
     p.max_recv_tokens_per_rank = RANKS * TOKENS;
-    return p;
   }
 
-  ht_ep::dispatch_kernel_param_t<Word, PER_NODE> dispatch(const Nccl& nccl) const {
-    ht_ep::dispatch_kernel_param_t<Word, PER_NODE> p{};
+  void set_dispatch_arguments(ht_ep::dispatch_kernel_param_t<Word, PER_NODE>& p) const {
     p.hidden_dim = HIDDEN;
     p.experts_per_rank = int(local);
     p.ranks_per_lsa_team = PER_NODE;
@@ -213,13 +242,13 @@ struct Rank {
     p.attn_to_rdma_map = to_others.get();
     p.sparse_to_dense_map = slots.get();
     p.s2d_inner_dim = PER_NODE;
-    p.expected_gin_flag_val = rounds.get();
+    p.expected_gin_flag_val = card_rounds.get();
     p.expected_lsa_flag_val = node_rounds.get();
     p.lsa_team = int(rank) / PER_NODE;
     p.local_rank = int(rank) % PER_NODE;
     p.num_of_tokens_per_rank = TOKENS;
-    p.dcomm = nccl.host_comm;
-    p.token_window = p.prob_window = p.dest_window = nccl.window.get();
+    p.dcomm = host_comm;
+    p.token_window = p.prob_window = p.dest_window = view.get();
     p.num_ctx_per_comm = CONTEXTS - NCCL_EP_HT_RESERVED_GIN_GPU_CTXS;
     p.gin_base_ptr = window;
     p.mr_info.attn_input_token_offset = layout.tokens;
@@ -238,11 +267,9 @@ struct Rank {
       p.expert_output_token[i] = reinterpret_cast<Word*>(node[i] + layout.rows);
       p.expert_output_prob[i] = reinterpret_cast<float*>(node[i] + layout.row_weights);
     }
-    return p;
   }
 
-  ht_ep::combine_kernel_param_t<PER_NODE> combine(const Nccl& nccl) const {
-    ht_ep::combine_kernel_param_t<PER_NODE> p{};
+  void set_combine_arguments(ht_ep::combine_kernel_param_t<PER_NODE>& p) const {
     p.hidden_dim = HIDDEN;
     p.experts_per_rank = int(local);
     p.ranks_per_lsa_team = PER_NODE;
@@ -255,15 +282,15 @@ struct Rank {
     p.attn_to_rdma_map = to_others.get();
     p.sparse_to_dense_map = slots.get();
     p.s2d_inner_dim = PER_NODE;
-    p.expected_gin_flag_val = rounds.get() + 1;
+    p.expected_gin_flag_val = card_rounds.get() + 1;
     p.expected_lsa_flag_val = node_rounds.get() + 1;
     p.lsa_team = int(rank) / PER_NODE;
     p.local_rank = int(rank) % PER_NODE;
     p.num_of_tokens_per_rank = TOKENS;
     p.num_real_tokens = int(routing.tokens(rank));
     p.combine_grid_barrier_counter = done.get() + 1;
-    p.dcomms = nccl.comm.get();
-    p.token_window = p.dest_window = nccl.window.get();
+    p.dcomms = dev_comm.get();
+    p.token_window = p.dest_window = view.get();
     p.num_gin_comms = 1;
     p.num_ctx_per_comm = CONTEXTS - NCCL_EP_HT_RESERVED_GIN_GPU_CTXS;
     p.gin_base_ptr = window;
@@ -275,11 +302,12 @@ struct Rank {
     p.mr_info.guard_offset = layout.combine_guard;
     p.guard_enabled = true;
     for (uint32_t i = 0; i < PER_NODE; i++) p.expert_input_token[i] = reinterpret_cast<uint16_t*>(node[i] + layout.expert_out);
-    return p;
   }
 
-  // Checks what dispatch received, and writes what the experts make of it, with the weights applied and one row per token.
-  void check_dispatch_and_compute(uint32_t round) {
+  // Also writes what the experts make of what it received, with the weights applied and one row per token.
+  void dispatch(uint32_t round) {
+    kernels.launch("ht_scan", {&scan_arguments}, BLOCKS, SCAN_THREADS, shared.scan);
+    kernels.launch("ht_dispatch", {&dispatch_arguments}, BLOCKS, DISPATCH_THREADS, shared.dispatch);
     auto rows = this->received.read();
     auto got_weights = received_weights.read();
     auto slot_of = slots.read(), got_counts = expert_counts.read();
@@ -323,7 +351,8 @@ struct Rank {
     expert_out.set(out);
   }
 
-  void check_combine(uint32_t round) {
+  void combine(uint32_t round) {
+    kernels.launch("ht_combine", {&combine_arguments}, BLOCKS, COMBINE_THREADS, shared.combine);
     auto found = combined.read();
     for (uint32_t token = 0; token < routing.tokens(rank); token++) {
       auto experts = routing.experts_of(rank, token, round);
@@ -344,78 +373,8 @@ struct Rank {
   }
 };
 
-// The kernels' dynamic shared memory.
-struct Shared {
-  int scan, dispatch, combine;
-
-  explicit Shared(int local)
-    : scan(int(ht_ep::scan_flat_smem_t::byte_size(SCAN_THREADS / 32, PER_NODE, local, true, false))) {
-    ht_ep::model_config_t model{HIDDEN, MAX_TOKENS, local, PER_NODE, NODES};
-    ht_ep::dispatch_config_t d{};
-    d.num_of_stages = STAGES;
-    d.num_of_in_flight_s2g = IN_FLIGHT;
-    d.num_of_tokens_per_chunk = CHUNK;
-    d.num_of_blocks = BLOCKS;
-    d.forward_dispatch = true;
-    d.s2d_inner_dim = PER_NODE;
-    d.num_pipelines = PIPELINES;
-    d.stages_per_pipeline = STAGES / PIPELINES;
-    dispatch = int(ht_ep::calc_disp_smem(ht_ep::calc_disp_smem_cost(NCCL_EP_LAYOUT_FLAT, sizeof(Bits), d, model), PIPELINES, STAGES));
-    ht_ep::combine_config_t c{};
-    c.num_of_stages_g2s = GATHER_STAGES;
-    c.num_of_stages_s2g = SCATTER_STAGES;
-    c.num_pipelines = NCCL_EP_HT_COMBINE_CROSS_LSA_PIPELINES;
-    c.num_of_tokens_per_chunk = CHUNK;
-    c.num_of_tokens_per_group = NCCL_EP_HT_COMBINE_TOK_PER_GROUP;
-    c.num_of_blocks = BLOCKS;
-    combine = int(ht_ep::calc_comb_smem(ht_ep::calc_comb_smem_cost<token_type>(MAX_TOKENS, NODES, c, model), GATHER_STAGES, SCATTER_STAGES));
-  }
-};
-
-int main(int argc, char** argv) try {
-  Options options(argc, argv);
-  std::string kernels_file = options.word("kernels", "ht.ptx"), library = options.word("device", "dist/cuda/ferrogin_device.ptx");
-  uint32_t rounds = options.number("rounds", 2), strong = options.number("strong", 1);
-  Routing routing{options.word("routing", "even"), RANKS, options.number("experts", 4 * RANKS), options.number("topk", 2),
-                  options.number("tokens", 8)};
-  options.end();
-
-  auto comm = ferrogin::Comm::open();
-  if (comm.ranks() != RANKS) throw std::invalid_argument("compiled for " + std::to_string(RANKS) + " ranks");
-  if (comm.lsa().second != PER_NODE) throw std::invalid_argument("compiled for PER_NODE=" + std::to_string(PER_NODE) + ": set FERROGIN_NODE");
-  if (routing.experts % (4 * RANKS) || routing.most > TOKENS) throw std::invalid_argument("too many tokens, or not 4 experts a rank");
-  Kernels kernels({kernels_file.c_str(), library.c_str()});
-  Layout layout(routing.experts / RANKS);
-  auto window = comm.allocate(layout.bytes, ferrogin::Memory::Device);
-  ferrogin::ContextOptions limits;
-  limits.contexts = CONTEXTS;
-  limits.signals = Signals().all;
-  auto context = comm.context(limits);
-  Nccl nccl(comm, window, context, CONTEXTS, limits.signals, strong, NODE_BARRIERS, layout.barriers);
-  Rank self(routing, comm.rank(), window);
-  Shared shared(int(self.local));
-  auto scan = self.scan();
-  auto dispatch = self.dispatch(nccl);
-  auto combine = self.combine(nccl);
-
-  for (uint32_t round = 0; round < rounds && !self.wrong; round++) {
-    self.prepare(round);
-    kernels.launch("ht_scan", {&scan}, BLOCKS, SCAN_THREADS, shared.scan);
-    kernels.launch("ht_dispatch", {&dispatch}, BLOCKS, DISPATCH_THREADS, shared.dispatch);
-    self.check_dispatch_and_compute(round);
-    kernels.launch("ht_combine", {&combine}, BLOCKS, COMBINE_THREADS, shared.combine);
-    self.check_combine(round);
-    context.check();
-  }
-  std::printf("HT, rank %u of %d: %u rounds of %u tokens, %d values are wrong\n", self.rank, RANKS, rounds, routing.tokens(self.rank), self.wrong);
-  if (self.wrong) return 1;
-  FlushArguments delivered{nccl.comm.get(), CONTEXTS};
-  kernels.launch("flush", {&delivered}, 1, 1, 0);
-  comm.barrier();
-  return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
+int main(int argc, char** argv) {
+  return ep::run<Rank>("HT", argc, argv);
 }
 
 #endif

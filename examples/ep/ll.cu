@@ -66,34 +66,38 @@ constexpr bool fp8 = NAME(NCCL_EP_DISP_QUANT_, RECIPE) != NCCL_EP_DISP_QUANT_NON
 constexpr ncclDataType_t token_type = sizeof(Bits) == 4 ? ncclFloat32 : std::is_same_v<TYPE, Fp16> ? ncclFloat16 : ncclBfloat16;
 constexpr uint32_t CONTEXTS = MAX_NCCL_GIN_CTX_PER_COMM, SCALES = HIDDEN / nccl_ep::kDsFp8E3M4ElementsPerScale;
 
-// One rank's buffers, and the arguments of its kernels.
-struct Rank {
-  const Routing& routing;
-  uint32_t rank, ranks, local, room;  // local experts; slots for received tokens of an expert (or of all, rank-major)
-  nccl_ep::LowLatencyLayout memory;
-  int wrong = 0;
-  Buffer<Bits> tokens, expert_out, combined;
-  Buffer<uint8_t> received;
-  Buffer<float> scales, weights, received_weights;
-  Buffer<int64_t> topk, layout_range;
-  Buffer<int32_t> received_topk, source, counts, rank_counts, workspace;
-  Buffer<nccl_ep::LowLatencyEpochState> epoch;
+struct Rank : Driver {
+  // Local experts, slots for received tokens of an expert (or of all, rank-major), the SMs that the kernels may use.
+  uint32_t local = routing.experts / ranks, room = ranks * routing.most, sms = options.number("sms", 2);
+  bool split = options.number("split", 0);
+  nccl_ep::LowLatencyLayout layout_of{int(routing.most), HIDDEN * sizeof(Bits), int(ranks), int(routing.experts), TOPK, layout};
+  Buffer<Bits> tokens{routing.most * HIDDEN}, expert_out{slots() * HIDDEN}, combined{routing.most * HIDDEN};
+  Buffer<uint8_t> received{slots() * HIDDEN * (fp8 ? 1 : sizeof(Bits))};
+  Buffer<float> scales{slots() * SCALES}, weights{routing.most * TOPK}, received_weights{room * TOPK};
+  Buffer<int64_t> topk{routing.most * TOPK}, layout_range{local * ranks};
+  Buffer<int32_t> received_topk{room * TOPK}, source{ranks + room * (TOPK + 1)}, counts{local}, rank_counts{ranks},
+      workspace{2 * ranks + routing.experts};
+  Buffer<nccl_ep::LowLatencyEpochState> epoch{1};
+  int groups = nccl_ep::ceil_div(int(routing.experts), int(sms)), warps_per_group = 32 / groups;
+  nccl_ep::ll::combine_smem_config_t fit =
+      nccl_ep::ll::choose_combine_smem_config(HIDDEN, token_type, NCCL_EP_COMB_QUANT_NONE, groups, warps_per_group, 227 * 1024);
+  int blocks, combine_blocks;
+  nccl_ep::ll::dispatch_kernel_args_t dispatch_arguments{};
+  nccl_ep::ll::combine_kernel_args_t combine_arguments{};
 
-  Rank(const Routing& r, uint32_t rank_)
-    : routing(r), rank(rank_), ranks(r.ranks), local(r.experts / r.ranks), room(r.ranks * r.most),
-      memory(r.most, HIDDEN * sizeof(Bits), r.ranks, r.experts, TOPK, layout), tokens(r.most * HIDDEN), expert_out(slots() * HIDDEN),
-      combined(r.most * HIDDEN), received(slots() * HIDDEN * (fp8 ? 1 : sizeof(Bits))), scales(slots() * SCALES), weights(r.most * TOPK),
-      received_weights(room * TOPK), topk(r.most * TOPK), layout_range(local * ranks), received_topk(room * TOPK),
-      source(ranks + room * (TOPK + 1)), counts(local), rank_counts(ranks), workspace(2 * ranks + r.experts), epoch(1) {}
-
+  explicit Rank(Options& given) : Driver(given, given.number("experts", 8), TOPK, given.number("tokens", 8)) {
+    if (routing.experts % ranks) throw std::invalid_argument("the ranks need equally many experts");
+    if (!fit.feasible) throw std::invalid_argument("combine doesn't fit in shared memory");
+    open(layout_of.total_bytes, CONTEXTS, 2 * routing.experts + 1);
+    set_dispatch_arguments(dispatch_arguments);
+    set_combine_arguments(combine_arguments, dispatch_arguments);
+    int per_block = nccl_ep::ceil_div(dispatch_arguments.numTokens, int(sms));
+    blocks = nccl_ep::ceil_div(int(routing.experts), groups);
+    combine_blocks = std::max(blocks, per_block ? nccl_ep::ceil_div(dispatch_arguments.numTokens, per_block) : 1);
+  }
   size_t slots() const {
     return size_t(rank_major ? 1 : local) * room;
   }
-  void expect(bool is_right, const char* what, uint32_t round, uint32_t where) {
-    if (is_right || ++wrong > 5) return;
-    std::fprintf(stderr, "rank %u, round %u: wrong %s at %u\n", rank, round, what, where);
-  }
-
   void prepare(uint32_t round) {
     std::vector<Bits> in;
     std::vector<float> by;
@@ -108,8 +112,7 @@ struct Rank {
     received.fill(0x5a), combined.fill(0x5a), scales.fill(0x5a), received_weights.fill(0x5a);
   }
 
-  nccl_ep::ll::dispatch_kernel_args_t dispatch(const Nccl& nccl, char* window, uint32_t sms) {
-    nccl_ep::ll::dispatch_kernel_args_t p{};
+  void set_dispatch_arguments(nccl_ep::ll::dispatch_kernel_args_t& p) const {
     p.inData = tokens.get();
     p.inTopkIdx = topk.get();
     p.inTopkWeights = rank_major ? weights.get() : nullptr;
@@ -122,32 +125,30 @@ struct Rank {
     p.outRecvTopkWeights = rank_major ? received_weights.get() : nullptr;
     p.outRecvTopkIdx = rank_major ? received_topk.get() : nullptr;
     p.rdmaBuf = window;
-    p.sendOff = memory.buffer.dispatch_rdma_send_buffer_offset;
-    p.recvOff = memory.buffer.dispatch_rdma_recv_data_buffer_offset;
-    p.recvCntOff = memory.buffer.dispatch_rdma_recv_count_buffer_offset;
+    p.sendOff = layout_of.buffer.dispatch_rdma_send_buffer_offset;
+    p.recvOff = layout_of.buffer.dispatch_rdma_recv_data_buffer_offset;
+    p.recvCntOff = layout_of.buffer.dispatch_rdma_recv_count_buffer_offset;
     p.rankCountersBase = workspace.get();
     p.rankDone = workspace.get() + 2 * ranks;
-    p.nextRecvCntBufSize = memory.buffer.num_clean_int;
+    p.nextRecvCntBufSize = layout_of.buffer.num_clean_int;
     p.epochState = epoch.get();
-    p.payloadSlotStride = memory.payload_slot_stride;
-    p.signalSlotStride = memory.signal_slot_stride;
+    p.payloadSlotStride = layout_of.payload_slot_stride;
+    p.signalSlotStride = layout_of.signal_slot_stride;
     p.numTokens = int(routing.tokens(rank));
     p.maxTokensPerRank = int(routing.most);
     p.numExperts = int(routing.experts);
     p.currRank = int(rank);
     p.numRanks = int(ranks);
-    p.numWarpGroups = nccl_ep::ceil_div(int(routing.experts), int(sms));
-    p.numWarpsPerGroup = 32 / p.numWarpGroups;
+    p.numWarpGroups = groups;
+    p.numWarpsPerGroup = warps_per_group;
     p.roundScale = true;
     p.recvTopkIdxKind = NCCL_EP_EXPERT_ID_LOCAL;
-    p.devComms = nccl.comm.get();
-    p.windows = nccl.windows.get();
+    p.devComms = dev_comm.get();
+    p.windows = views.get();
     p.timeoutCycles = NUM_TIMEOUT_CYCLES;
-    return p;
   }
 
-  nccl_ep::ll::combine_kernel_args_t combine(const nccl_ep::ll::dispatch_kernel_args_t& d, int warps_per_group) {
-    nccl_ep::ll::combine_kernel_args_t p{};
+  void set_combine_arguments(nccl_ep::ll::combine_kernel_args_t& p, const nccl_ep::ll::dispatch_kernel_args_t& d) const {
     p.inData = expert_out.get();
     p.srcInfo = source.get();
     p.layoutRange = layout_range.get();
@@ -155,14 +156,14 @@ struct Rank {
     p.topkWeights = rank_major ? nullptr : weights.get();
     p.outData = combined.get();
     p.rdmaBuf = d.rdmaBuf;
-    p.sendOff = memory.buffer.combine_rdma_send_buffer_offset;
-    p.recvOff = memory.buffer.combine_rdma_recv_data_buffer_offset;
-    p.recvFlagOff = memory.buffer.combine_rdma_recv_flag_buffer_offset;
+    p.sendOff = layout_of.buffer.combine_rdma_send_buffer_offset;
+    p.recvOff = layout_of.buffer.combine_rdma_recv_data_buffer_offset;
+    p.recvFlagOff = layout_of.buffer.combine_rdma_recv_flag_buffer_offset;
     p.atomicCleanFlag = workspace.get();
-    p.nextRecvCntBufSize = memory.buffer.num_clean_int;
+    p.nextRecvCntBufSize = layout_of.buffer.num_clean_int;
     p.epochState = epoch.get();
-    p.payloadSlotStride = memory.payload_slot_stride;
-    p.signalSlotStride = memory.signal_slot_stride;
+    p.payloadSlotStride = layout_of.payload_slot_stride;
+    p.signalSlotStride = layout_of.signal_slot_stride;
     p.numCombinedTokens = d.numTokens;
     p.hidden = HIDDEN;
     p.maxTokensPerRank = d.maxTokensPerRank;
@@ -170,11 +171,10 @@ struct Rank {
     p.currRank = d.currRank;
     p.numRanks = d.numRanks;
     p.numWarpGroups = d.numWarpGroups;
-    p.numWarpsPerGroup = warps_per_group;
+    p.numWarpsPerGroup = fit.num_warps_per_group;
     p.devComms = d.devComms;
     p.windows = d.windows;
     p.timeoutCycles = d.timeoutCycles;
-    return p;
   }
 
   // The number at `i` of a received row.
@@ -185,8 +185,18 @@ struct Rank {
     return TYPE::number(bits);
   }
 
-  // Checks what dispatch received, and writes what the experts make of it.
-  void check_dispatch_and_compute(uint32_t round) {
+  // Both phases in one launch, or a launch for each.
+  template <typename Arguments>
+  void launch(const char* name, Arguments& arguments, int grid, int warps, int shared) const {
+    for (int phase : split ? std::vector<int>{LOW_LATENCY_SEND_PHASE, LOW_LATENCY_RECV_PHASE} : std::vector<int>{3}) {
+      arguments.phases = phase;
+      kernels.launch(name, {&arguments}, grid, 32 * warps, shared, CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
+    }
+  }
+
+  // Also writes what the experts make of what it received.
+  void dispatch(uint32_t round) {
+    launch("ll_dispatch", dispatch_arguments, blocks, groups * warps_per_group, 0);
     auto rows = received.read();
     auto factors = scales.read(), got_weights = received_weights.read();
     auto info = source.read(), got_topk = received_topk.read(), got_counts = counts.read(), by_rank = rank_counts.read();
@@ -196,7 +206,7 @@ struct Rank {
 
     auto check_row = [&](size_t slot, uint32_t from, uint32_t token) {
       for (uint32_t i = 0; i < HIDDEN; i++) {
-        expect(received_number(rows, factors, slot, i) == Routing::value(from, token, i, round), "number of a row", round, uint32_t(slot));
+        expect(received_number(rows, factors, slot, i) == Routing::value(from, token, i, round), "number of a row", round, slot);
       }
     };
     for (uint32_t from = 0; from < ranks; from++) {
@@ -221,8 +231,8 @@ struct Rank {
           bool here = experts[k] >= 0 && experts[k] / local == rank;
           float weight = routing.weight(from, token, k, round);
           if (rank_major) {
-            expect(got_topk[row * TOPK + k] == (here ? int32_t(experts[k] % local) : -1), "expert", round, uint32_t(row));
-            expect(got_weights[row * TOPK + k] == weight, "weight", round, uint32_t(row));
+            expect(got_topk[row * TOPK + k] == (here ? int32_t(experts[k] % local) : -1), "expert", round, row);
+            expect(got_weights[row * TOPK + k] == weight, "weight", round, row);
             for (uint32_t i = 0; here && i < HIDDEN; i++) {
               sum[i] += weight * Routing::apply(uint32_t(experts[k]), Routing::value(from, token, i, round));
             }
@@ -252,7 +262,8 @@ struct Rank {
     expert_out.set(out);
   }
 
-  void check_combine(uint32_t round) {
+  void combine(uint32_t round) {
+    launch("ll_combine", combine_arguments, combine_blocks, fit.num_warps, fit.dynamic_smem_bytes);
     auto found = combined.read();
     for (uint32_t token = 0; token < routing.tokens(rank); token++) {
       auto experts = routing.experts_of(rank, token, round);
@@ -271,59 +282,8 @@ struct Rank {
   }
 };
 
-int main(int argc, char** argv) try {
-  Options options(argc, argv);
-  std::string kernels_file = options.word("kernels", "ll.ptx"), library = options.word("device", "dist/cuda/ferrogin_device.ptx");
-  uint32_t rounds = options.number("rounds", 2), sms = options.number("sms", 2), split = options.number("split", 0), strong = options.number("strong", 1);
-  Routing routing{options.word("routing", "even"), 0, options.number("experts", 8), TOPK, options.number("tokens", 8)};
-  options.end();
-
-  auto comm = ferrogin::Comm::open();
-  routing.ranks = comm.ranks();
-  if (routing.experts % routing.ranks) throw std::invalid_argument("the ranks need equally many experts");
-  Kernels kernels({kernels_file.c_str(), library.c_str()});
-  Rank self(routing, comm.rank());
-  auto window = comm.allocate(self.memory.total_bytes, ferrogin::Memory::Device);
-  ferrogin::ContextOptions limits;
-  limits.contexts = CONTEXTS;
-  limits.signals = 2 * routing.experts + 1;
-  auto context = comm.context(limits);
-  Nccl nccl(comm, window, context, CONTEXTS, limits.signals, strong);
-
-  auto dispatch = self.dispatch(nccl, static_cast<char*>(window.address()), sms);
-  auto fit = nccl_ep::ll::choose_combine_smem_config(HIDDEN, token_type, NCCL_EP_COMB_QUANT_NONE, dispatch.numWarpGroups,
-                                                     dispatch.numWarpsPerGroup, 227 * 1024);
-  if (!fit.feasible) throw std::invalid_argument("combine doesn't fit in shared memory");
-  auto combine = self.combine(dispatch, fit.num_warps_per_group);
-  int warps = dispatch.numWarpGroups * dispatch.numWarpsPerGroup, blocks = nccl_ep::ceil_div(dispatch.numExperts, dispatch.numWarpGroups);
-  int per_block = nccl_ep::ceil_div(dispatch.numTokens, int(sms));
-  int combine_blocks = std::max(blocks, per_block ? nccl_ep::ceil_div(dispatch.numTokens, per_block) : 1);
-
-  const int cooperative = CU_LAUNCH_ATTRIBUTE_COOPERATIVE;
-  // Both phases in one launch, or a launch for each.
-  auto phases = [&](auto& arguments, auto launch) {
-    for (int phase : split ? std::vector<int>{LOW_LATENCY_SEND_PHASE, LOW_LATENCY_RECV_PHASE} : std::vector<int>{3}) {
-      arguments.phases = phase;
-      launch();
-    }
-  };
-  for (uint32_t round = 0; round < rounds && !self.wrong; round++) {
-    self.prepare(round);
-    phases(dispatch, [&] { kernels.launch("ll_dispatch", {&dispatch}, blocks, warps * 32, 0, cooperative); });
-    self.check_dispatch_and_compute(round);
-    phases(combine, [&] { kernels.launch("ll_combine", {&combine}, combine_blocks, fit.num_warps * 32, fit.dynamic_smem_bytes, cooperative); });
-    self.check_combine(round);
-    context.check();
-  }
-  std::printf("LL, rank %u of %u: %u rounds of %d tokens, %d values are wrong\n", self.rank, self.ranks, rounds, dispatch.numTokens, self.wrong);
-  if (self.wrong) return 1;
-  FlushArguments delivered{nccl.comm.get(), CONTEXTS};
-  kernels.launch("flush", {&delivered}, 1, 1, 0);
-  comm.barrier();
-  return 0;
-} catch (const std::exception& error) {
-  std::fprintf(stderr, "%s\n", error.what());
-  return 1;
+int main(int argc, char** argv) {
+  return ep::run<Rank>("LL", argc, argv);
 }
 
 #endif

@@ -17,7 +17,7 @@ out=${EP_OUT:-$root/target/ep}
 faults=reorder=64,reread=0.2,delay_us=0..200
 limit=900 # seconds for a job, which takes seconds on an idle machine
 unset SOFTEFA_FAULTS SOFTEFA_NICS SOFTEFA_WIRE
-export FERROGIN_PROVIDER=softefa FERROGIN_DEVICE=cuda DIST=$dist
+export FERROGIN_PROVIDER=softefa FERROGIN_DEVICE=cuda NCCL_GIN_PLUGIN=$dist/libnccl-rma-ferrogin.so DIST=$dist
 mkdir -p "$out"
 log=$(mktemp "$out/log.XXXXXX")
 trap 'rm -f "$log"' EXIT
@@ -27,25 +27,26 @@ skip_all() {
     finish
 }
 
-# build KIND EDITS DEFINE...: compiles a driver with kernels that have these edits, unless this run did so before. Sets `program`.
-declare -A built=()
+# build KIND EDITS DEFINE...: compiles a driver and kernels that have these edits, as far as this run hasn't yet. Sets `program` and `kernels`.
+declare -A programs=() built=()
 build() {
-    local kind=$1 edits=$2 headers status=0 from=$nccl_ep
+    local kind=$1 edits=$2 headers host status=0 from=$nccl_ep
     shift 2
-    local name="$kind $edits $*"
-    program=$out/$(tr -c 'A-Za-z0-9\n' '-' <<<"$name")
-    [ -z "${built[$name]:-}" ] || return 0
+    # The edits, and which backend the kernels use on the same handles, don't concern the host.
+    host="$kind $(printf '%s\n' "$@" | grep -vx -e -DNCCL_OWN_BACKEND | sort | tr '\n' ' ')"
+    kernels=$out/$(tr -c 'A-Za-z0-9\n' '-' <<<"$kind $edits $*")
+    program=${programs[$host]:-$kernels}
+    [ -z "${built[$kernels]:-}" ] || return 0
     if [ "$kind" = deepep ]; then
         from=$deep_ep
         set -- -std=gnu++20 "$@"
     fi
     headers=$out/headers-$(basename "$(dirname "$from")")-$(tr -c 'a-z0-9\n' '-' <<<"$edits")
     # shellcheck disable=SC2086
-    python3 "$here/patch.py" "$from" "$headers" $edits >"$log" 2>&1 &&
-        "$here/compile.sh" "$root/examples/ep/$kind.cu" "$program" "$headers" "$@" >"$log" 2>&1 || status=$?
+    [ -n "${built[$headers]:-}" ] || python3 "$here/patch.py" "$from" "$headers" $edits >"$log" 2>&1 || return
+    KERNELS_ONLY=${programs[$host]:-} "$here/compile.sh" "$root/examples/ep/$kind.cu" "$kernels" "$headers" "$@" >"$log" 2>&1 || status=$?
     [ $status -ne 3 ] || skip_all "$(tail -n 1 "$log")"
-    [ $status -eq 0 ] && built[$name]=1
-    return $status
+    [ $status -eq 0 ] && programs[$host]=$program built[$kernels]=1 built[$headers]=1
 }
 
 # job RANKS SETTING... -- OPTION...: starts the ranks of `program`, PER_NODE on each node (default: 1). Succeeds if all of them found every
@@ -59,7 +60,7 @@ job() {
     done
     shift
     env FERROGIN_SIGNALS=emulated "${settings[@]}" timeout --kill-after=5 "$limit" "$dist/ferrogin" gpu -- "$dist/ferrogin" run -n "$ranks" -- \
-        sh -c 'FERROGIN_NODE=$((FERROGIN_RANK / ${PER_NODE:-1})) exec "$0" "$@"' "$program" kernels="$program.ptx" \
+        sh -c 'FERROGIN_NODE=$((FERROGIN_RANK / ${PER_NODE:-1})) exec "$0" "$@"' "$program" kernels="$kernels.ptx" \
         device="$dist/cuda/ferrogin_device.ptx" "$@" >"$log" 2>&1 &&
         [ "$(grep -c ', 0 values are wrong$' "$log")" -eq "$ranks" ]
 }
@@ -80,16 +81,17 @@ right() {
 }
 
 # noticed NAME SEEDS KIND "EDIT..." "SETTING..." OPTION... [-- DEFINE...]: two ranks must find wrong values, or the software GPU a mistake, with one of the
-# first seeds. With COUNT=1, tries all of them and says how many.
+# first seeds. A soak tries all of them and says how many do.
 noticed() {
-    local name=$1 seeds=$2 kind=$3 edits=$4 settings=$5 seed notices=0 options=()
+    local name=$1 seeds=$2 kind=$3 edits=$4 settings=$5 seed notices=0 options=() defines=()
     shift 5
     wanted "$name" || return 0
     while [ $# -gt 0 ] && [ "$1" != -- ]; do
         options+=("$1")
         shift
     done
-    if ! build "$kind" "$edits" "${@:2}"; then
+    [ "$kind" = ll ] || defines=(-DRANKS=2)
+    if ! build "$kind" "$edits" "${@:2}" "${defines[@]}"; then
         fail "$name"
         return
     fi
@@ -98,11 +100,11 @@ noticed() {
         job 2 SOFTGPU_SEED=$seed SOFTEFA_FAULTS="$faults,seed=$seed" $settings -- "${options[@]}"
         grep -Eq ': wrong |softgpu: kernel' "$log" || continue
         notices=$((notices + 1))
-        [ -n "${COUNT:-}" ] || break
+        [ -n "${FERROGIN_SOAK:-}" ] || break
     done
     if [ $notices -eq 0 ]; then
         fail "$name: no seed of $seeds notices it"
-    elif [ -n "${COUNT:-}" ]; then
+    elif [ -n "${FERROGIN_SOAK:-}" ]; then
         pass "$name: noticed with $notices of $seeds seeds"
     else
         pass "$name: noticed with seed $seed"
@@ -127,8 +129,14 @@ EDITS="--with deepep-read-signal" right "DeepEP, card signals and readSignal, 20
 right "HT, NCCL's own backend, 20 rounds" ht 2 "-DNCCL_OWN_BACKEND" "FERROGIN_SIGNALS=card" rounds=20
 EDITS="--with deepep-read-signal" right "DeepEP, NCCL's own backend and readSignal" deepep 2 "-DNCCL_OWN_BACKEND" \
     "SOFTEFA_FAULTS=$faults,seed=21 FERROGIN_SIGNALS=card $weak"
+right "LL through NCCL's proxy and the RMA plugin, 20 rounds, weak memory" ll 2 "-DTHROUGH_PROXY" "SOFTEFA_FAULTS=$faults,seed=25 $weak" rounds=20
 
 if [ -n "${FERROGIN_SOAK:-}" ]; then
+    right "HT through NCCL's proxy and the RMA plugin" ht 2 "-DTHROUGH_PROXY" "SOFTEFA_FAULTS=$faults,seed=26 $weak" rounds=20 topk=4
+    for nodes in 1 2; do
+        EDITS="--with deepep-read-signal" right "DeepEP, $nodes nodes, through NCCL's proxy and the RMA plugin" deepep 2 "-DNODES=$nodes -DTHROUGH_PROXY" \
+            "SOFTEFA_FAULTS=$faults,seed=27 $weak" rounds=20
+    done
     for per_node in 1 2 4; do
         for signals in emulated card; do
             right "HT, 4 ranks, $per_node per node, $signals signals" ht 4 "" \
@@ -181,7 +189,7 @@ if [ -n "${FERROGIN_SOAK:-}" ]; then
 fi
 
 # What was found in the kernels (docs/found-elsewhere.md).
-COUNT=1 noticed "LL without the edit count-before-release" 8 ll "--without count-before-release" "" rounds=3
+noticed "LL without the edit count-before-release" 8 ll "--without count-before-release" "" rounds=3
 noticed "LL without the edit receive-barriers" 4 ll "--without receive-barriers" "$weak"
 noticed "LL without the edit stores-before-put" 4 ll "--without stores-before-put" "$weak"
 noticed "LL without the edit lanes-after-store" 4 ll "--without lanes-after-store" "$weak"

@@ -37,7 +37,8 @@ static void must(bool good, const char* call) {
 }
 #define MUST(call) must((call) == ncclSuccess, #call)
 
-ProxyRanks::ProxyRanks(const char* plugin, int rank, const ProxyHost& host, void* window, size_t bytes, int signals, int counters)
+ProxyRanks::ProxyRanks(const char* plugin, int rank, const ProxyHost& host, void* window, size_t bytes, int contexts, int signals,
+                       int counters)
     : state(new State) {
   State& s = *state;
   void* library = dlopen(plugin, RTLD_NOW | RTLD_LOCAL);
@@ -58,7 +59,7 @@ ProxyRanks::ProxyRanks(const char* plugin, int rank, const ProxyHost& host, void
   ncclGinConfig_v14_t config = {};
   config.nSignals = signals;
   config.nCounters = counters;
-  config.nContexts = 1;
+  config.nContexts = contexts;
   config.trafficClass = -1;
   config.rankStride = 1;
   MUST(s.plugin->createContext(s.comm, &config, &s.gin, &s.handle));

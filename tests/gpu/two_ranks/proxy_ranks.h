@@ -15,7 +15,8 @@ struct ProxyHost {
 class ProxyRanks {
  public:
   // Connects, and registers `bytes` of GPU memory at `window`. Throws std::runtime_error that names the failed call.
-  ProxyRanks(const char* plugin, int rank, const ProxyHost& host, void* window, size_t bytes, int signals, int counters);
+  ProxyRanks(const char* plugin, int rank, const ProxyHost& host, void* window, size_t bytes, int contexts, int signals,
+             int counters);
   ~ProxyRanks();
 
   // For kernels: the device contexts, and the window.

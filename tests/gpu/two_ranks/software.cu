@@ -50,9 +50,7 @@ extern "C" {
 #include "phases.cuh"
 
 #ifdef THROUGH_PROXY
-#include <vector>
-
-#include "proxy_ranks.h"
+#include "proxy_host.h"
 #endif
 
 // The interpreter executes a few million instructions a second.
@@ -65,30 +63,6 @@ static void must(CUresult result, const char* call) {
   throw ferrogin::Error(FERROGIN_CUDA_ERROR, (std::string(call) + " failed: " + (name ? name : "unknown")).c_str());
 }
 #define MUST(call) must(call, #call)
-
-#ifdef THROUGH_PROXY
-static ferrogin::Comm* job;
-static const Meeting* meeting;
-
-// GPU memory that a card can register comes from the host API; both ranks allocate it in the same order.
-static void* allocate(size_t bytes) {
-  static std::vector<ferrogin::Window> windows;
-  windows.push_back(job->allocate(bytes, ferrogin::Memory::Device));
-  void* memory = windows.back().address();
-  MUST(cuMemsetD8(CUdeviceptr(memory), 0, bytes));
-  return memory;
-}
-
-static void* allocate_shared(size_t bytes) {
-  void* memory = nullptr;
-  MUST(cuMemHostAlloc(&memory, bytes, 0));
-  return memset(memory, 0, bytes);
-}
-
-static const ProxyHost host = {allocate_shared, allocate, [](const void* mine, void* others, size_t bytes) {
-  return meeting->exchange(mine, others, bytes);
-}};
-#endif
 
 int main() try {
   Launcher launcher;
@@ -128,10 +102,8 @@ int main() try {
   MUST(cuMemsetD8(CUdeviceptr(memory), 0, window_bytes));
   MUST(cuMemsetD8(CUdeviceptr(memory) + source_at, source_byte(rank), window_bytes - source_at));
 #ifdef THROUGH_PROXY
-  Meeting with(rank, 60);
-  job = &comm;
-  meeting = &with;
-  ProxyRanks gin(getenv("NCCL_GIN_PLUGIN"), rank, host, memory, window_bytes, 4, 1);
+  auto proxy = through_proxy(comm, memory, window_bytes, 1, 4, 1);
+  ProxyRanks& gin = *proxy;
   void* handle_of_window = gin.window();
 #else
   ferrogin::ContextOptions options;
