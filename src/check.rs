@@ -101,7 +101,7 @@ fn check(args: &CheckArgs) -> Result<ExitCode, String> {
         eprintln!("ferrogin check: line {} of the exceptions covered nothing in this run", unused.line);
     }
     print(args, &reports, excepted.len())?;
-    if !reports.is_empty() {
+    if reports.iter().any(|report| !report.kind.is_note()) {
         return Ok(ExitCode::FAILURE);
     }
     failure.map_or(Ok(ExitCode::SUCCESS), Err)
@@ -157,8 +157,13 @@ fn print(args: &CheckArgs, reports: &[Report], excepted: usize) -> Result<(), St
     }
     if !args.json {
         let runs = if args.seeds == 1 { "one run".to_owned() } else { format!("{} runs", args.seeds) };
-        let plural = if reports.len() == 1 { "" } else { "s" };
-        text += &format!("ferrogin check: {} error{plural} in {runs}", reports.len());
+        let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+        let notes = reports.iter().filter(|report| report.kind.is_note()).count();
+        text += &format!("ferrogin check: {}", counted(reports.len() - notes, "error"));
+        if notes > 0 {
+            text += &format!(" and {}", counted(notes, "note"));
+        }
+        text += &format!(" in {runs}");
         if excepted > 0 {
             text += &format!(", {excepted} excepted");
         }

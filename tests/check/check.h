@@ -16,6 +16,7 @@ struct Args {
   uint32_t* memory; // 4 KiB
   uint32_t* wrong;  // how many values were not the expected ones
   uint32_t rank, peer;
+  fgin_window freed;    // in kernels named `freed_`: a window whose memory the driver frees after the kernel
 };
 
 #ifdef REPAIRED

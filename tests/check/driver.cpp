@@ -18,6 +18,7 @@ struct Args {
   fgin_window window;
   CUdeviceptr bytes, memory, wrong;
   uint32_t rank, peer;
+  fgin_window freed;
 };
 
 constexpr size_t WINDOW = 64 << 10, MEMORY = 4 << 10;
@@ -67,6 +68,12 @@ class Kernels {
 
 static void run(const Kernels& kernels, const Comm& comm, const std::string& name, CUdeviceptr memory) {
   auto window = comm.allocate(WINDOW, Memory::Device);
+  CUdeviceptr memory_freed = 0;
+  Window freed;
+  if (begins(name, "freed_")) {
+    MUST(cuMemAlloc(&memory_freed, WINDOW));
+    freed = comm.register_memory(reinterpret_cast<void*>(memory_freed), WINDOW, Memory::Device);
+  }
   ContextOptions options;
   options.contexts = 2;
   options.signals = options.counters = 4;
@@ -76,9 +83,17 @@ static void run(const Kernels& kernels, const Comm& comm, const std::string& nam
   MUST(cuCtxSynchronize());
   comm.barrier();
 
-  Args args{context.handle(), window.handle(), bytes, memory, memory + MEMORY - 4, comm.rank(), 1 - comm.rank()};
+  Args args{context.handle(), window.handle(), bytes, memory, memory + MEMORY - 4, comm.rank(), 1 - comm.rank(), freed.get() ? freed.handle() : nullptr};
   if (!kernels.launch(name, args)) throw Error(FERROGIN_INVALID_ARGUMENT, ("no kernel is called " + name).c_str());
   MUST(cuCtxSynchronize());
+  if (freed.get()) {
+    try {
+      freed.close();
+    } catch (const Error&) {
+      // The window is in use, and this program frees its memory all the same.
+    }
+    MUST(cuMemFree(memory_freed));
+  }
   uint32_t wrong = 0;
   if (begins(name, "host_")) {
     // The host reads what the peer's kernel put.

@@ -49,6 +49,30 @@ KERNEL(flag_after_put) {
   gin.flush();
 }
 
+// A poll that doesn't acquire has the flag alone, not what its sender flushed before it.
+KERNEL(flag_without_acquire) {
+  ONE_THREAD(0);
+  FILL(1024);
+  gin.put(a.peer, a.window, 0, a.window, 1024, 64);  // CHECK read
+  gin.flush();
+  gin.putValue(a.peer, a.window, 2048, 1u);
+  while (LOAD(FIX("acquire.sys") BUG("relaxed.sys"), &WORD(2048)) != 1) {}
+  EXPECT(READ(WORD(0)) == 100 + a.peer);  // CHECK read
+  gin.flush();
+}
+
+KERNEL(flag_without_fence) {
+  ONE_THREAD(0);
+  FILL(1024);
+  gin.put(a.peer, a.window, 0, a.window, 1024, 64);  // CHECK read
+  gin.flush();
+  gin.putValue(a.peer, a.window, 2048, 1u);
+  while (LOAD("relaxed.sys", &WORD(2048)) != 1) {}
+  FIX(FENCE("sys"));
+  EXPECT(READ(WORD(0)) == 100 + a.peer);  // CHECK read
+  gin.flush();
+}
+
 // A value that is polled needs no signal: it arrives as a whole.
 KERNEL(value_that_is_polled) {
   ONE_THREAD(0);

@@ -1,4 +1,4 @@
-// Doorbells that nobody rings, and baselines of signals that may be too new.
+// Doorbells that nobody rings, baselines of signals that may be too new, and contexts that are closed too early.
 #include "check.h"
 
 KERNEL(aggregated_and_never_rung) {
@@ -24,7 +24,22 @@ KERNEL(value_rings_another_queue) {
   FILL(1024);
   gin.put(a.peer, a.window, 0, a.window, 1024, 64, None{}, None{}, Thread{}, FGIN_AGGREGATE);  // CHECK unrung
   gin.putValue(a.peer, a.window, 64, 1u);
+  while (LOAD("acquire.sys", &WORD(64)) != 1) {}
   FIX(gin.flush();)
+}
+
+// The peer may close its context before the signal is there.
+KERNEL(context_closed_early) {
+  ONE_THREAD(0);
+  gin.signal(a.peer, SignalInc{0});  // CHECK closed
+  FIX(gin.waitSignal(0, 1);)
+}
+
+KERNEL(signal_without_wait) {
+  ONE_THREAD(0);
+  gin.signal(a.peer, SignalInc{0});  // CHECK unseen
+  gin.flush();
+  FIX(gin.waitSignal(0, 1);)
 }
 
 // The peer's put may have raised the signal before this rank reads its baseline: then the wait never ends.

@@ -82,3 +82,10 @@ KERNEL(kernel_end_taken_for_a_flush_then) {
   ONE_THREAD(0);
   WORD(1024) = 1;  // CHECK source
 }
+
+// The driver frees the source after the kernel.
+KERNEL(freed_source) {
+  ONE_THREAD(0);
+  gin.put(a.peer, a.window, 0, a.freed, 0, 64);  // CHECK source
+  FIX(gin.flush();)
+}

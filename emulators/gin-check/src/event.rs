@@ -135,11 +135,8 @@ events! {
     /// A place in a kernel's source. `place` is unique in the process.
     12 Place {
         place: u32,
-        function: String,
         /// `file:line`, the instruction's own first, then the places it is inlined at.
         lines: String,
-        /// The code of ferrogin or NCCL, not the program's.
-        library: bool,
     }
     /// A launch begins.
     15 Launch { launch: u64, kernel: String }
@@ -153,7 +150,7 @@ events! {
     /// threads' clocks.
     19 Access {
         launch: u64, thread: u64, stamp: u32, clock: u32, place: u32,
-        /// 1: writes; 2: an atomic or another strong access.
+        /// [`WRITES`], [`STRONG`], [`ACQUIRES`].
         flags: u32,
         address: u64, bytes: u64,
         /// The value that a strong access of at most 8 bytes saw.
@@ -186,7 +183,6 @@ events! {
         /// 1: the first access writes; 2: the second writes; 4: the memory is shared; 8: nobody wrote what is read;
         /// 16: a bulk copy reads what threads have written, without a proxy fence.
         flags: u32,
-        first_thread: u64, second_thread: u64,
         address: u64, bytes: u32, count: u64,
     }
 
@@ -199,7 +195,7 @@ events! {
     /// A word that the card counts in: at an address, or in a file of device memory if `inode` isn't 0, at an offset.
     42 Counter {
         card: u64, counter: u64, queue: u32,
-        /// 1: local completions; 2: arrivals from peers; 3: errors.
+        /// 1: local completions; 2: arrivals from peers.
         counts: u32,
         inode: u64, address: u64,
     }
@@ -213,30 +209,30 @@ events! {
         card: u64, request: u64, queue: u32,
         /// How many requests the queue had before.
         index: u64,
-        slot: u64,
         /// 1: write; 2: read; 3: send.
         operation: u32,
-        peer: u64,
+        peer: u64, peer_queue: u32,
         local: u64, remote: u64, bytes: u64,
         /// The source is in the request itself.
         inline: bool,
     }
-    /// The card has read a request's source for the last time.
-    46 SourceRead { card: u64, request: u64 }
-    /// The bytes of a peer's request are in this process's memory.
-    47 Landed { card: u64, from: u64, request: u64, address: u64, bytes: u64 }
-    /// A counter has gone up to `value` for a request: one of `from`.
-    48 Raised { card: u64, counter: u64, value: u64, from: u64, request: u64 }
+    /// A counter has gone up for a request: one of `from`.
+    48 Raised { card: u64, counter: u64, from: u64, request: u64 }
     /// A request of this card has completed.
-    49 Retired { card: u64, request: u64, failed: bool }
-    /// A queue was closed: requests written to it that no doorbell covered, and requests still under way.
-    50 QueueClosed { card: u64, queue: u32, unrung: u64, outstanding: u64 }
-    /// A counter was set.
-    51 CounterSet { card: u64, counter: u64, value: u64 }
+    49 Retired { card: u64, request: u64 }
+    /// A queue was closed.
+    50 QueueClosed { card: u64, queue: u32 }
     /// A peer's request brought immediate data, or a message of these words: an emulated signal, if the plugin posted
     /// it.
     52 Arrived { card: u64, queue: u32, from: u64, request: u64, words: Vec<u64> }
 }
+
+/// A flag of an access: it writes.
+pub const WRITES: u32 = 1;
+/// It is an atomic or another strong access.
+pub const STRONG: u32 = 2;
+/// What it reads is acquired, by itself or by a fence after it.
+pub const ACQUIRES: u32 = 4;
 
 /// The rank of a process whose launcher doesn't tell.
 pub const NO_RANK: u32 = u32::MAX;
@@ -333,9 +329,9 @@ mod tests {
     fn samples() -> Vec<Event> {
         vec![
             Event::Process { rank: NO_RANK, pid: 7, library: "gpu".into() },
-            Event::Place { place: 3, function: "sum".into(), lines: "a.cuh:1010\nb.cu:7".into(), library: false },
+            Event::Place { place: 3, lines: "a.cuh:1010\nb.cu:7".into() },
             Event::Clock { launch: 1, clock: 2, entries: vec![u64::MAX, 0, 127, 128] },
-            Event::Retired { card: u64::MAX, request: 1 << 40, failed: true },
+            Event::Retired { card: u64::MAX, request: 1 << 40 },
         ]
     }
 

@@ -7,4 +7,6 @@ pub mod join;
 pub mod race;
 pub mod record;
 pub mod report;
+mod rules;
+mod run;
 mod shadow;

@@ -2,11 +2,11 @@
 //! flushes.
 
 use crate::clock::{self, Clock, Key};
-use crate::event::{Event, encode, now};
+use crate::event::{ACQUIRES, Event, STRONG, WRITES, encode, now};
 use crate::race::Detector;
 use crate::shadow::Map;
 use soft_gpu_ptx::{Access, BulkStart, Does, MbarrierUse, Observer, Ordering, Reach, Who};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -24,6 +24,15 @@ pub enum Call {
     Reset = 3,
     /// A load of a signal's or counter's value.
     Value = 4,
+}
+
+impl From<u32> for Call {
+    fn from(number: u32) -> Self {
+        [Self::Wait, Self::Flush, Self::Reset, Self::Value]
+            .into_iter()
+            .find(|call| *call as u32 == number)
+            .unwrap_or(Self::Other)
+    }
 }
 
 impl Call {
@@ -64,8 +73,13 @@ pub fn is_library_file(file: &str) -> bool {
         || crates.iter().any(|part| file.contains(part))
 }
 
+/// Whether a load or fence acquires what a card writes.
+fn acquires(ordering: Ordering) -> bool {
+    ordering.acquires && ordering.reach == Reach::System
+}
+
 /// The flag of a strong signal (`FGIN_STRONG`).
-const STRONG: u64 = 0x400;
+const FGIN_STRONG: u64 = 0x400;
 /// A request's bytes in its slot are at most this many.
 const SLOT: u64 = 128;
 
@@ -73,6 +87,8 @@ const SLOT: u64 = 128;
 struct Thread {
     /// The last access to shared memory of the program, which may grow.
     last: Option<Pending>,
+    /// What it has read with relaxed loads since its last fence, by address.
+    polled: BTreeMap<u64, Pending>,
     /// The library call that the thread is in: its function, and the arguments.
     call: Option<(u32, Call, Vec<u64>)>,
     /// Where the program calls.
@@ -125,6 +141,10 @@ impl<'a> Recorder<'a> {
         (self.races, self.records, self.sites)
     }
 
+    fn is_library(&self, site: u32) -> bool {
+        self.code.library.get(site as usize).copied().unwrap_or(false)
+    }
+
     fn add(&mut self, event: &Event) {
         encode(&mut self.records, now(), event);
     }
@@ -152,10 +172,18 @@ impl<'a> Recorder<'a> {
 
     /// Records the access that a thread may still be making.
     fn flush_access(&mut self, thread: Key) {
-        let Some(last) = self.threads.get_mut(&thread).and_then(|own| own.last.take()) else { return };
+        let Some(own) = self.threads.get_mut(&thread) else { return };
+        let Some(last) = own.last.take() else { return };
+        if last.flags == STRONG {
+            own.polled.insert(last.address, last);
+        }
+        self.record_access(thread, last);
+    }
+
+    fn record_access(&mut self, thread: Key, access: Pending) {
         let Some((stamp, clock)) = self.moment(thread) else { return };
-        let (launch, place) = (self.launch, self.place(last.site));
-        let Pending { flags, address, bytes, value, .. } = last;
+        let (launch, place) = (self.launch, self.place(access.site));
+        let Pending { flags, address, bytes, value, .. } = access;
         self.add(&Event::Access { launch, thread, stamp, clock, place, flags, address, bytes, value });
     }
 
@@ -173,7 +201,10 @@ impl<'a> Recorder<'a> {
             return;
         }
         let key = clock::thread(who.block, who.thread);
-        let flags = u32::from(access.does != Does::Load) | u32::from(access.ordering.is_some()) << 1;
+        let mut flags = if access.does == Does::Load { 0 } else { WRITES };
+        if let Some(ordering) = access.ordering {
+            flags |= STRONG | if acquires(ordering) { ACQUIRES } else { 0 };
+        }
         let new = Pending {
             site: access.site,
             flags,
@@ -185,11 +216,11 @@ impl<'a> Recorder<'a> {
         if let Some(last) = &mut own.last
             && (last.site, last.flags) == (new.site, flags)
         {
-            if flags == 2 && last.address == new.address {
+            if flags & (STRONG | WRITES) == STRONG && last.address == new.address {
                 last.value = new.value;
                 return;
             }
-            if flags < 2 && (last.address..=last.address + last.bytes).contains(&new.address) {
+            if flags & STRONG == 0 && (last.address..=last.address + last.bytes).contains(&new.address) {
                 last.bytes = last.bytes.max(new.address + new.bytes - last.address);
                 return;
             }
@@ -216,8 +247,8 @@ impl<'a> Recorder<'a> {
                 !(own.posted..own.posted + SLOT).contains(&access.address) || access.address.is_multiple_of(64);
             own.posted = access.address;
             if begins && let Some((thread, stamp, clock)) = self.step(who) {
-                let strong =
-                    call.is_some_and(|(_, _, arguments)| arguments.last().is_some_and(|flags| flags & STRONG != 0));
+                let strong = call
+                    .is_some_and(|(_, _, arguments)| arguments.last().is_some_and(|flags| flags & FGIN_STRONG != 0));
                 let (launch, slot) = (self.launch, access.address);
                 let place = self.place(place);
                 self.add(&Event::Post { launch, thread, stamp, clock, place, slot, strong });
@@ -277,8 +308,7 @@ impl Observer for Recorder<'_> {
     }
 
     fn access(&mut self, who: Who, access: &Access) {
-        let is_library = self.code.library.get(access.site as usize).copied().unwrap_or(false);
-        if is_library || access.mmio {
+        if access.mmio || self.is_library(access.site) {
             let key = clock::thread(who.block, who.thread);
             let own = self.threads.entry(key).or_default();
             if own.call.is_none() {
@@ -292,7 +322,14 @@ impl Observer for Recorder<'_> {
     }
 
     fn fence(&mut self, who: Who, site: u32, ordering: Ordering) {
-        self.flush_access(clock::thread(who.block, who.thread));
+        let key = clock::thread(who.block, who.thread);
+        self.flush_access(key);
+        if acquires(ordering) && !self.is_library(site) {
+            let polled = self.threads.get_mut(&key).map(|own| std::mem::take(&mut own.polled)).unwrap_or_default();
+            for read in polled.into_values() {
+                self.record_access(key, Pending { flags: read.flags | ACQUIRES, ..read });
+            }
+        }
         self.races.fence(who, site, ordering);
     }
 
@@ -322,7 +359,7 @@ impl Observer for Recorder<'_> {
             // The copy is the thread's own access for other ranks.
             let key = clock::thread(who.block, who.thread);
             self.flush_access(key);
-            let (flags, bytes) = (u32::from(!start.to_shared), u64::from(start.bytes));
+            let (flags, bytes) = (if start.to_shared { 0 } else { WRITES }, u64::from(start.bytes));
             let copy = Pending { site: start.site, flags, address: start.global, bytes, value: 0 };
             self.threads.entry(key).or_default().last = Some(copy);
             self.flush_access(key);

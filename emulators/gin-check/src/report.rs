@@ -22,6 +22,10 @@ pub enum Kind {
     Baseline,
     /// A signal that is taken to cover more than it does.
     Weak,
+    /// A request that is under way when a context is closed.
+    Closed,
+    /// A signal that nobody waits for. This is a note.
+    Unseen,
 }
 
 /// A kind's name, what it says, the rule that is broken, and how to fix it.
@@ -83,8 +87,25 @@ impl Kind {
                 "semantics.md#order: a signal covers its own operation; a strong one also the context's earlier ones to that peer",
                 "use a strong signal, flush before the signal, or give the operation the signal itself",
             ),
+            Self::Closed => (
+                "closed",
+                "a context is closed while a request of its own or of a peer may be under way",
+                "semantics.md#closing: a peer's request to a context that has been destroyed fails",
+                "wait for what the peers send, with signals or with a barrier after their flush, before the close",
+            ),
+            Self::Unseen => (
+                "unseen",
+                "a signal is raised, and nobody waits for it",
+                "semantics.md#signals: a wait is what a signal is for",
+                "wait for it, or leave it out",
+            ),
         };
         About { name, says, rule, fix }
+    }
+
+    /// Whether it's only a note: no mistake by itself.
+    pub fn is_note(self) -> bool {
+        self == Self::Unseen
     }
 
     /// Its name in reports and in exceptions.
@@ -153,7 +174,8 @@ impl Report {
     /// Its text, with the lines of source that `source` finds for `file:line`.
     pub fn text(&self, source: impl Fn(&str) -> Option<String>) -> String {
         let about = self.kind.about();
-        let mut text = format!("error[{}]: {}\n", about.name, about.says);
+        let level = if self.kind.is_note() { "note" } else { "error" };
+        let mut text = format!("{level}[{}]: {}\n", about.name, about.says);
         for side in self.sides() {
             let _ = writeln!(text, "  {}: {}", side.who(), side.what);
             for (n, line) in side.lines.iter().enumerate() {
@@ -188,8 +210,9 @@ impl Report {
         };
         let sides: Vec<String> = self.sides().map(side).collect();
         format!(
-            "{{\"kind\":{},\"accesses\":[{}],\"memory\":{},\"bytes\":{},\"count\":{},\"rule\":{}}}",
+            "{{\"kind\":{},\"note\":{},\"accesses\":[{}],\"memory\":{},\"bytes\":{},\"count\":{},\"rule\":{}}}",
             quoted(self.kind.name()),
+            self.kind.is_note(),
             sides.join(","),
             quoted(&self.memory),
             self.bytes,

@@ -83,14 +83,12 @@ impl Instructions {
         let (at, mut recorded) = (site as usize, lock(&self.recorded));
         if at < self.origins.len() && !std::mem::replace(&mut recorded[at], true) {
             let origin = &self.origins[at];
-            let function = origin.function as usize;
             let lines = origin.lines.iter().map(|line| format!("{}:{}", line.file, line.line));
             let mut lines = lines.collect::<Vec<_>>().join("\n");
             if lines.is_empty() {
-                lines = format!("{}:{}", self.modules[function], origin.line);
+                lines = format!("{}:{}", self.modules[origin.function as usize], origin.line);
             }
-            let (function, library) = (self.code.functions[function].clone(), self.code.library[at]);
-            events.push(Event::Place { place, function, lines, library });
+            events.push(Event::Place { place, lines });
         }
         place
     }
@@ -167,8 +165,6 @@ pub(crate) fn run(
             first,
             second,
             flags: u32::from(pair.writes[0]) | u32::from(pair.writes[1]) << 1 | u32::from(pair.shared) << 2 | fault,
-            first_thread: example.first,
-            second_thread: example.second,
             address: example.address,
             bytes: example.bytes,
             count: example.count,

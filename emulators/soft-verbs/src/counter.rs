@@ -187,7 +187,6 @@ fn change(call: &str, raw: Open<CompCntr>, how: impl FnOnce(&mut Counter)) -> c_
         let cntr = raw.get()?;
         let mut core = cntr.context.card()?.lock();
         how(core.counters.get_mut(cntr.number).ok_or(Errno::INVAL)?);
-        core.check_set(cntr.number);
         Ok(())
     })
 }

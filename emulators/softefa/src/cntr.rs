@@ -221,7 +221,6 @@ unsafe fn word_at(location: &fi::fi_efa_memory_location, start: u64) -> Result<W
 fn change(cntr: &Cntr, how: impl FnOnce(&mut Counter, &SoftCount)) -> Result<i32, Code> {
     let mut core = cntr.domain.card.lock();
     how(core.counters.get_mut(cntr.id).ok_or(Code::INVAL)?, &cntr.soft);
-    core.check_set(cntr.id);
     Ok(0)
 }
 

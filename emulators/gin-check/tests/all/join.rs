@@ -1,7 +1,7 @@
 //! Two ranks whose records are made by hand: each has one thread, a window, a queue, and a signal that the peer's
 //! requests raise.
 
-use gin_check::event::{Event, Record};
+use gin_check::event::{ACQUIRES, Event, Record, STRONG, WRITES};
 use gin_check::join::join;
 
 const THREAD: u64 = 64;
@@ -58,7 +58,7 @@ impl World {
 
     fn place(&mut self, rank: u64, line: u32) -> u32 {
         let lines = format!("a.cu:{line}");
-        self.gpu(rank, Event::Place { place: line, function: "kernel".into(), lines, library: false });
+        self.gpu(rank, Event::Place { place: line, lines });
         line
     }
 
@@ -86,17 +86,17 @@ impl World {
                 request,
                 queue: 1,
                 index,
-                slot: index,
                 operation: 1,
                 peer,
+                peer_queue: 1,
                 local,
                 remote,
                 bytes: 8,
                 inline: false,
             },
         );
-        self.card(1 - rank, Event::Raised { card: peer, counter: 2, value: 0, from: card, request });
-        self.card(rank, Event::Retired { card, request, failed: false });
+        self.card(1 - rank, Event::Raised { card: peer, counter: 2, from: card, request });
+        self.card(rank, Event::Retired { card, request });
     }
 
     fn counted(&mut self, rank: u64, address: u64, value: u64, call: u32) {
@@ -115,11 +115,20 @@ impl World {
     }
 
     fn access(&mut self, rank: u64, line: u32, offset: u64, writes: bool) {
+        self.access_as(rank, line, offset, if writes { WRITES } else { 0 });
+    }
+
+    fn access_as(&mut self, rank: u64, line: u32, offset: u64, flags: u32) {
         let place = self.place(rank, line);
         let stamp = self.ranks[rank as usize].stamp;
         let (launch, thread, clock, address) = (0, THREAD, 0, WINDOW + offset);
-        let flags = u32::from(writes);
         self.gpu(rank, Event::Access { launch, thread, stamp, clock, place, flags, address, bytes: 8, value: 0 });
+    }
+
+    /// The rank's kernel ends, and its context is closed.
+    fn close(&mut self, rank: u64) {
+        self.gpu(rank, Event::Ended { launch: 0 });
+        self.card(rank, Event::QueueClosed { card: rank + 1, queue: 1 });
     }
 
     /// Returns each report's kind and lines.
@@ -224,4 +233,63 @@ fn a_flush_between_two_puts_orders_their_raises() {
         (0..2).for_each(|rank| world.flush(rank));
     }
     assert_eq!(world.reports(), []);
+}
+
+#[test]
+fn a_poll_has_its_value_and_with_acquire_what_its_sender_had_flushed() {
+    let missing = [("read", lines(&[1, 4]))];
+    for (flags, expected) in [(STRONG, &missing[..]), (STRONG | ACQUIRES, &[])] {
+        let mut world = World::new();
+        world.put(0, 1, 0, false);
+        world.flush(0);
+        world.put(0, 2, 64, false);
+        world.access_as(1, 3, 64, flags);
+        world.access(1, 4, 0, false);
+        world.access(1, 5, 64, false);
+        assert_eq!(world.reports(), expected, "with flags {flags}");
+    }
+}
+
+#[test]
+fn a_source_is_freed_or_deregistered_after_a_flush() {
+    let free = Event::Freed { address: WINDOW + 0x1000, bytes: 8 };
+    let region = |card| Event::Region { card, key: 5, address: WINDOW + 0x1000, bytes: 8 };
+    for (flushes, deregisters) in [(false, false), (false, true), (true, false), (true, true)] {
+        let mut world = World::new();
+        world.card(0, region(1));
+        world.put(0, 1, 0, false);
+        if flushes {
+            world.flush(0);
+        }
+        world.gpu(0, Event::Ended { launch: 0 });
+        if deregisters {
+            world.card(0, Event::RegionGone { card: 1, key: 5 });
+        } else {
+            world.gpu(0, free.clone());
+        }
+        let expected = if flushes { vec![] } else { vec![("source", lines(&[1]))] };
+        assert_eq!(world.reports(), expected, "flushes: {flushes}, deregisters: {deregisters}");
+    }
+}
+
+#[test]
+fn a_context_is_closed_after_what_its_peers_send() {
+    let closed = |lines| ("closed", lines);
+    for (waits, flushes, expected) in [
+        (true, false, vec![]),
+        (false, true, vec![("unseen", lines(&[1]))]),
+        (false, false, vec![closed(lines(&[1])), ("unseen", lines(&[1]))]),
+    ] {
+        let mut world = World::new();
+        world.put(0, 1, 0, false);
+        if waits {
+            world.wait(1, 1);
+        }
+        if flushes {
+            world.flush(0);
+            world.gpu(0, Event::Ended { launch: 0 });
+        }
+        world.close(1);
+        assert_eq!(world.reports(), expected, "waits: {waits}, flushes: {flushes}");
+    }
 }

@@ -3,14 +3,11 @@
 use gin_check::event::Event as Record;
 
 use super::core::Core;
-use super::counter::{Counter, Event};
+use super::counter::Event;
 use super::qp::Token;
 use super::region::{Access, Keys, Memory};
 use super::request::{Local, Operation};
 use crate::wire::packet::Header;
-
-/// Set in the number of a counter's word for errors.
-const ERRORS: u64 = 1 << 32;
 
 impl Core {
     /// Records events if this process is checked.
@@ -52,38 +49,20 @@ impl Core {
             let events = [Event::Send, Event::Recv, Event::Write, Event::Read, Event::RemoteWrite, Event::RemoteRead];
             let ids =
                 events.into_iter().flat_map(|event| qp.counters[event as usize].iter().map(move |id| (event, *id)));
-            let counters = ids.flat_map(|(event, id)| core.counter_records(card, qpn, event, id));
+            let counters = ids.flat_map(|(event, id)| core.counter_record(card, qpn, event, id));
             std::iter::once(queue).chain(counters).collect()
         });
     }
 
     /// Records a counter that was attached to a started queue pair.
     pub(super) fn check_counter(&mut self, qpn: u16, event: Event, id: u32) {
-        self.check(|core, card| core.counter_records(card, qpn, event, id));
+        self.check(|core, card| core.counter_record(card, qpn, event, id).into_iter().collect());
     }
 
-    fn counter_records(&self, card: u64, qpn: u16, event: Event, id: u32) -> Vec<Record> {
-        let Some(Counter { completions, errors, .. }) = self.counters.get(id) else { return Vec::new() };
-        let is_local = matches!(event, Event::Send | Event::Write | Event::Read);
-        let record = |counter, counts, (inode, address)| Record::Counter {
-            card,
-            counter,
-            queue: qpn.into(),
-            counts,
-            inode,
-            address,
-        };
-        let counts = if is_local { 1 } else { 2 };
-        vec![record(id.into(), counts, completions.place()), record(u64::from(id) | ERRORS, 3, errors.place())]
-    }
-
-    /// Records that software set a counter.
-    pub fn check_set(&mut self, id: u32) {
-        self.check(|core, card| {
-            let set =
-                |counter: &Counter| Record::CounterSet { card, counter: id.into(), value: counter.completions.value() };
-            core.counters.get(id).map(set).into_iter().collect()
-        });
+    fn counter_record(&self, card: u64, qpn: u16, event: Event, id: u32) -> Option<Record> {
+        let (inode, address) = self.counters.get(id)?.completions.place();
+        let counts = if matches!(event, Event::Send | Event::Write | Event::Read) { 1 } else { 2 };
+        Some(Record::Counter { card, counter: id.into(), queue: qpn.into(), counts, inode, address })
     }
 
     /// Registers memory; `None` if the card has no keys left.
@@ -100,7 +79,6 @@ impl Core {
             let Some(entry) = core.outstanding(token) else { return Vec::new() };
             let (request, index) = (entry.request, entry.index);
             let peer = core.card_of(request.meta.ah).map_or(0, |gid| gid.short().into());
-            let Some(qp) = core.qp(token.qpn()) else { return Vec::new() };
             let operation = match request.operation {
                 Operation::Write => 1,
                 Operation::Read => 2,
@@ -111,36 +89,14 @@ impl Core {
                 request: token.0,
                 queue: token.qpn().into(),
                 index: index.into(),
-                slot: qp.sq.slot_of(index).into(),
                 operation,
                 peer,
+                peer_queue: request.meta.dest_qp_num.into(),
                 local: request.buffers()[0].addr,
                 remote: request.remote_addr,
                 bytes: request.len.into(),
                 inline: matches!(request.local, Local::Inline(_)),
             }]
-        });
-    }
-
-    /// Records that the card has read all of a request's source.
-    pub(super) fn check_source_read(&mut self, token: Token) {
-        self.check(|_, card| vec![Record::SourceRead { card, request: token.0 }]);
-    }
-
-    /// Records that a peer's write is in memory.
-    pub(super) fn check_landed(&mut self, at: u32, header: &Header) {
-        self.check(|core, card| {
-            let (from, request) = (core.sender(at), header.token);
-            vec![Record::Landed { card, from, request, address: header.addr, bytes: header.total.into() }]
-        });
-    }
-
-    /// Records that the bytes of this card's own read are in memory.
-    pub(super) fn check_read(&mut self, token: Token) {
-        self.check(|core, card| {
-            let Some(request) = core.outstanding(token).map(|entry| entry.request) else { return Vec::new() };
-            let (address, bytes) = (request.buffers()[0].addr, request.len.into());
-            vec![Record::Landed { card, from: card, request: token.0, address, bytes }]
         });
     }
 
@@ -156,7 +112,7 @@ impl Core {
     /// Records that a request completed, and the counters that it raised.
     pub(super) fn check_retired(&mut self, token: Token, event: Event, failed: bool) {
         self.check(|core, card| {
-            let mut records = vec![Record::Retired { card, request: token.0, failed }];
+            let mut records = vec![Record::Retired { card, request: token.0 }];
             if !failed {
                 records.extend(core.raised(card, token.qpn(), event, card, token));
             }
@@ -175,19 +131,7 @@ impl Core {
 
     /// Records that a queue pair closes.
     pub(super) fn check_closed(&mut self, qpn: u16) {
-        self.check(|core, card| {
-            let Some(qp) = core.qp(qpn) else { return Vec::new() };
-            let rung = qp.sq.rung_after(qp.taken);
-            let mut bytes = [0; 128];
-            let is_written = |n: &u32| {
-                let index = rung.wrapping_add(*n);
-                qp.sq.fetch(index, &mut bytes);
-                let meta = super::request::meta_of(&bytes);
-                meta.ctrl1.meta_desc() && u8::from(meta.ctrl2.phase()) == qp.sq.phase_of(index)
-            };
-            let unrung = (0..qp.sq.entries).take_while(is_written).count() as u64;
-            vec![Record::QueueClosed { card, queue: qpn.into(), unrung, outstanding: qp.outstanding.into() }]
-        });
+        self.check(|_, card| vec![Record::QueueClosed { card, queue: qpn.into() }]);
     }
 
     /// The name of the card at the other end of a connection.
@@ -197,11 +141,7 @@ impl Core {
 
     fn raised(&self, card: u64, qpn: u16, event: Event, from: u64, token: Token) -> Vec<Record> {
         let Some(qp) = self.qps.get(u32::from(qpn)) else { return Vec::new() };
-        let ids = qp.counters[event as usize].iter();
-        let raised = |id: &u32| {
-            let value = self.counters.get(*id)?.completions.value();
-            Some(Record::Raised { card, counter: (*id).into(), value, from, request: token.0 })
-        };
-        ids.filter_map(raised).collect()
+        let raised = |id: &u32| Record::Raised { card, counter: (*id).into(), from, request: token.0 };
+        qp.counters[event as usize].iter().map(raised).collect()
     }
 }

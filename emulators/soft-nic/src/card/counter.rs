@@ -85,11 +85,6 @@ impl Word {
         self.set(self.shadow.wrapping_add(value));
     }
 
-    /// Returns the value.
-    pub(crate) fn value(&self) -> u64 {
-        self.shadow
-    }
-
     /// Returns the inode and the offset of the file that the word is in; 0 and the address if it is in other memory.
     pub(crate) fn place(&self) -> (u64, u64) {
         self.place

@@ -197,9 +197,6 @@ impl Core {
                 entry.awaiting
             }
         };
-        if done && request.operation != Operation::Read {
-            self.check_source_read(token);
-        }
         if done && datagrams {
             self.finish(token, OK);
         }

@@ -254,7 +254,6 @@ impl Core {
         let status = receive.err().map_or(status, CompStatus::raw);
         if status == OK {
             self.statistics.rdma_write_recv_bytes += u64::from(header.total);
-            self.check_landed(at, header);
             self.tick(header.dst_qpn, Event::RemoteWrite, false);
             self.check_arrived(at, header, Event::RemoteWrite);
             if header.immediate().is_none() {
@@ -320,7 +319,6 @@ impl Core {
         let Some(entry) = self.outstanding(token) else { return };
         entry.received = entry.received.saturating_add(header.len);
         if entry.received >= request.len {
-            self.check_read(token);
             self.finish(token, OK);
         }
     }

@@ -1,0 +1,194 @@
+//! What has to be ordered, by the rules of docs/semantics.md: each of these is named where it's checked.
+
+use crate::event::{STRONG, WRITES};
+use crate::join::Pass;
+use crate::record::Call;
+use crate::report::{Access, Kind, Report, merge};
+use crate::run::{Look, Operation, Range, Run, What};
+use std::collections::{BTreeSet, HashMap};
+
+/// The reports so far.
+#[derive(Default)]
+pub(crate) struct Rules {
+    reports: Vec<Report>,
+    /// The requests whose raises somebody has seen.
+    seen: BTreeSet<usize>,
+    /// Processes that look at signals whose ids aren't known.
+    unclear: BTreeSet<usize>,
+}
+
+impl Rules {
+    /// Checks what happened at a moment.
+    pub fn check(&mut self, pass: &Pass<'_>, at: usize) {
+        let moment = &pass.run.moments[at];
+        if let Some(look) = pass.run.look(moment) {
+            self.see(pass, at, &look);
+            return self.baseline(pass, at, &look);
+        }
+        match moment.what {
+            What::Access { flags, ref range, name, .. } => self.access(pass, at, flags, range, name),
+            What::Post { .. } => pass.posted(at).iter().for_each(|request| self.put(pass, *request)),
+            What::Closed(queue) => self.closed(pass, at, queue),
+            _ => {}
+        }
+    }
+
+    /// Returns all reports.
+    pub fn finish(mut self, run: &Run) -> Vec<Report> {
+        self.unrung(run);
+        self.unseen(run);
+        self.reports
+    }
+
+    fn report(&mut self, kind: Kind, sides: (Option<Access>, Option<Access>), memory: String, bytes: u64) {
+        // What no kernel posted has no line.
+        let (Some(first), second) = sides else { return };
+        merge(&mut self.reports, vec![Report { kind, first, second, memory, bytes, count: 1 }]);
+    }
+
+    /// "What orders two accesses": a put's bytes and a read or write of them, in either order; a put and a store to
+    /// its source, in either order.
+    fn access(&mut self, pass: &Pass<'_>, at: usize, flags: u32, range: &Range, name: &'static str) {
+        let writes = flags & WRITES != 0;
+        let targets = pass.writing(range);
+        let sources = if writes { pass.reading(range) } else { BTreeSet::new() };
+        if targets.is_empty() && sources.is_empty() {
+            return;
+        }
+        let facts = pass.facts(at);
+        let all = targets.into_iter().map(|request| (request, true));
+        for (request, is_target) in all.chain(sources.into_iter().map(|request| (request, false))) {
+            let of = &pass.run.requests[request];
+            // A value that is polled may come at any time.
+            let polled = is_target && flags & (STRONG | WRITES) == STRONG && of.bytes <= 8;
+            if polled || facts.has(request) || pass.before_post(at, request) {
+                continue;
+            }
+            let kind = match (is_target, writes) {
+                (false, _) => Kind::Source,
+                (true, true) => Kind::Write,
+                (true, false) if is_weak(pass, at, request) => Kind::Weak,
+                (true, false) => Kind::Read,
+            };
+            let other = if is_target { of.target() } else { of.source() };
+            let memory = pass.run.memory(range.process, range.address.max(other.address));
+            let sides = (pass.run.request_side(request), Some(pass.run.side_of(at, name)));
+            self.report(kind, sides, memory, other.common(range));
+        }
+    }
+
+    /// "What orders two accesses": a put and another put to the same bytes.
+    fn put(&mut self, pass: &Pass<'_>, request: usize) {
+        let (run, range) = (pass.run, pass.run.requests[request].target());
+        let Some(known) = &pass.known[request] else { return };
+        for other in pass.writing(&range).into_iter().filter(|other| *other != request) {
+            // Both directions are checked at the later of the two.
+            let Some(earlier) = &pass.known[other] else { continue };
+            if !known.base.has(other) && !earlier.base.has(request) {
+                let bytes = run.requests[other].target().common(&range);
+                let sides = (run.request_side(other), run.request_side(request));
+                self.report(Kind::Write, sides, run.memory(range.process, range.address), bytes);
+            }
+        }
+    }
+
+    /// "What orders two accesses": a signal's baseline or reset, and a raise that a wait of the same thread counts on.
+    fn baseline(&mut self, pass: &Pass<'_>, at: usize, look: &Look) {
+        let (run, moment) = (pass.run, &pass.run.moments[at]);
+        if !matches!(look.call, Call::Reset | Call::Value) || look.signal == u32::MAX {
+            return;
+        }
+        let next = run.moments[at + 1..].iter().find_map(|next| match next.what {
+            What::Counted(later) if (next.launch, next.key) == (moment.launch, moment.key) => {
+                (later.address == look.address).then_some(later.call)
+            }
+            _ => None,
+        });
+        if next != Some(Call::Wait) {
+            return;
+        }
+        let facts = pass.facts(at);
+        let what = if look.call == Call::Reset { "reset of the signal" } else { "read of the signal's value" };
+        for raise in run.raises(moment, look).0 {
+            if !facts.has(raise.request) && !pass.before_post(at, raise.request) {
+                let sides = (run.request_side(raise.request), Some(run.side_of(at, what)));
+                self.report(Kind::Baseline, sides, String::new(), 8);
+            }
+        }
+    }
+
+    /// "Closing": a request is under way when its context is closed, or the peer's context that it names.
+    fn closed(&mut self, pass: &Pass<'_>, at: usize, queue: usize) {
+        let facts = pass.facts(at);
+        for (request, of) in pass.run.requests.iter().enumerate() {
+            if (of.queue == queue || of.peer_queue == Some(queue)) && !facts.has(request) {
+                let sides = (pass.run.request_side(request), Some(pass.run.side_of(at, "close of a context")));
+                self.report(Kind::Closed, sides, String::new(), of.bytes);
+            }
+        }
+    }
+
+    /// "Doorbells": requests whose doorbell nobody had rung when their kernel ended.
+    fn unrung(&mut self, run: &Run) {
+        let mut rings: HashMap<(usize, u64), Vec<(u64, u32)>> = HashMap::new();
+        for moment in &run.moments {
+            if let What::Doorbell { address, value } = moment.what {
+                rings.entry((moment.process, address)).or_default().push((moment.time, value as u32));
+            }
+        }
+        for (at, request) in run.requests.iter().enumerate() {
+            let Some(launch) = run.post(at).and_then(|post| run.launches.get(post.launch as usize)) else { continue };
+            let queue = &run.queues[request.queue];
+            let rung = rings.get(&(request.process, queue.doorbell)).into_iter().flatten().any(|&(time, value)| {
+                (queue.opened..=launch.ended).contains(&time)
+                    && (value.wrapping_sub(request.index as u32 + 1) as i32) >= 0
+            });
+            if launch.ended < request.taken && !rung {
+                self.report(Kind::Unrung, (run.request_side(at), None), String::new(), request.bytes);
+            }
+        }
+    }
+
+    /// Notes which requests' raises a look has counted: all, or it doesn't say which.
+    fn see(&mut self, pass: &Pass<'_>, at: usize, look: &Look) {
+        let moment = &pass.run.moments[at];
+        if pass.run.completions.contains_key(&(moment.process, look.address)) {
+            return;
+        }
+        if look.signal == u32::MAX && !pass.run.is_word(moment.process, look.address) {
+            if look.call == Call::Value && pass.run.has_emulated_signals(moment.process) {
+                self.unclear.insert(moment.process);
+            }
+            return;
+        }
+        let (raises, count) = pass.run.raises(moment, look);
+        if raises.iter().map(|raise| raise.amount).sum::<u64>() <= count {
+            self.seen.extend(raises.iter().map(|raise| raise.request));
+        }
+    }
+
+    /// A note: signals of a context that was closed, for which nobody had waited.
+    fn unseen(&mut self, run: &Run) {
+        for &request in run.raising.difference(&self.seen.clone()) {
+            let of = &run.requests[request];
+            let closed = of.peer_queue.is_some_and(|queue| run.queues[queue].closed < u64::MAX);
+            if closed && !self.unclear.contains(&of.peer) {
+                self.report(Kind::Unseen, (run.request_side(request), None), String::new(), 8);
+            }
+        }
+    }
+}
+
+/// Whether a signal that was posted after the request, to the same peer, is known to have arrived ("Order").
+fn is_weak(pass: &Pass<'_>, at: usize, request: usize) -> bool {
+    let (run, of) = (pass.run, &pass.run.requests[request]);
+    let (Some(post), facts) = (run.post(request), pass.facts(at)) else { return false };
+    // Who waits for the wrong signal has another mistake.
+    !run.raising.contains(&request)
+        && run.requests.iter().enumerate().any(|(other, later)| {
+            (later.process, later.peer) == (of.process, of.peer)
+                && (later.bytes == 0 || later.operation == Operation::Send)
+                && facts.has(other)
+                && pass.known[other].as_ref().is_some_and(|known| known.covers(post))
+        })
+}

@@ -1,0 +1,578 @@
+//! What the records of all processes say: their launches, queues and requests, and the moments of threads and hosts.
+
+use crate::clock::{Clock, Key};
+use crate::event::{Event, NO_RANK, Record, STRONG, WRITES};
+use crate::record::{Call, is_library_file};
+use crate::report::{Access, Kind, Report, merge};
+use std::collections::{BTreeSet, HashMap};
+use std::rc::Rc;
+
+/// A process's records, of all its libraries.
+#[derive(Default)]
+struct Process {
+    rank: Option<u32>,
+    /// The lines of each place.
+    places: HashMap<u32, Vec<String>>,
+    /// Exported device memory: its file's inode, the offset there, and the bytes.
+    memory: Vec<(u64, u64, Range)>,
+    /// Registered memory.
+    regions: Vec<Range>,
+}
+
+/// Bytes of a process's memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Range {
+    pub process: usize,
+    pub address: u64,
+    pub bytes: u64,
+}
+
+impl Range {
+    /// Returns how many bytes both have.
+    pub fn common(&self, other: &Self) -> u64 {
+        let end = (self.address + self.bytes).min(other.address + other.bytes);
+        if self.process == other.process { end.saturating_sub(self.address.max(other.address)) } else { 0 }
+    }
+}
+
+pub struct Launch {
+    kernel: String,
+    pub ended: u64,
+}
+
+pub struct Queue {
+    ring: u64,
+    slot_bytes: u64,
+    slots: u64,
+    pub doorbell: u64,
+    pub opened: u64,
+    pub closed: u64,
+}
+
+impl Queue {
+    pub fn lives(&self, time: u64) -> bool {
+        (self.opened..=self.closed).contains(&time)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Operation {
+    Write,
+    Read,
+    Send,
+}
+
+pub struct Request {
+    pub process: usize,
+    /// The process that a write goes to, or that a read comes from.
+    pub peer: usize,
+    pub queue: usize,
+    /// The queue that it names at the peer.
+    pub peer_queue: Option<usize>,
+    /// How many requests its queue had before.
+    pub index: u64,
+    pub operation: Operation,
+    local: u64,
+    remote: u64,
+    pub bytes: u64,
+    inline: bool,
+    pub taken: u64,
+    /// When it completed.
+    pub retired: u64,
+    /// Its post among the moments; none if it wasn't posted by a kernel.
+    pub post: Option<usize>,
+}
+
+impl Request {
+    /// Returns the bytes that it writes.
+    pub fn target(&self) -> Range {
+        let (process, address) =
+            if self.operation == Operation::Read { (self.process, self.local) } else { (self.peer, self.remote) };
+        let bytes = if self.operation == Operation::Send { 0 } else { self.bytes };
+        Range { process, address, bytes }
+    }
+
+    /// Returns the bytes of its own process that it reads.
+    pub fn source(&self) -> Range {
+        let reads = self.operation == Operation::Write && !self.inline;
+        Range { process: self.process, address: self.local, bytes: if reads { self.bytes } else { 0 } }
+    }
+}
+
+/// A raise of a word in which a card counts, or a signal proxy.
+#[derive(Clone, Copy)]
+pub struct Raise {
+    pub request: usize,
+    pub amount: u64,
+    time: u64,
+    /// The queue that it came in on: the word is a new one after its end.
+    queue: usize,
+}
+
+/// A word that is raised.
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+enum Word {
+    /// A card counts at this address.
+    Counter(u64),
+    /// A signal proxy adds to the program's memory at this address.
+    Memory(u64),
+    /// An emulated signal of this id, of any context.
+    Signal(u32),
+}
+
+/// A look at a word that a card or a signal proxy may count in, as [`Event::Counted`] has it.
+#[derive(Clone, Copy)]
+pub struct Look {
+    pub address: u64,
+    pub value: u64,
+    pub raw: u64,
+    pub signal: u32,
+    pub call: Call,
+}
+
+/// What a thread, or a host, did.
+pub enum What {
+    /// It accessed memory: the flags and the value of [`Event::Access`], the bytes, and what a report calls it.
+    Access {
+        flags: u32,
+        range: Range,
+        value: u64,
+        name: &'static str,
+    },
+    Post {
+        slot: u64,
+        strong: bool,
+    },
+    Doorbell {
+        address: u64,
+        value: u64,
+    },
+    Counted(Look),
+    /// The launch began, or ended.
+    Began,
+    Ended,
+    /// A queue was closed.
+    Closed(usize),
+}
+
+/// A moment of a launch, or of a host (then `launch` is [`HOST`]).
+pub struct Moment {
+    pub process: usize,
+    pub launch: u32,
+    pub key: Key,
+    pub stamp: u32,
+    pub clock: Rc<Clock>,
+    place: u32,
+    pub time: u64,
+    pub what: What,
+}
+
+pub const HOST: u32 = u32::MAX;
+
+/// The records of a run.
+#[derive(Default)]
+pub struct Run {
+    processes: Vec<Process>,
+    pub launches: Vec<Launch>,
+    pub queues: Vec<Queue>,
+    pub requests: Vec<Request>,
+    /// In order of time.
+    pub moments: Vec<Moment>,
+    /// The raises of each word of a process.
+    raises: HashMap<(usize, Word), Vec<Raise>>,
+    /// The queues whose completions a process's word counts.
+    pub completions: HashMap<(usize, u64), Vec<usize>>,
+    /// Where each context of a process would have its emulated signal 0.
+    bases: HashMap<usize, BTreeSet<u64>>,
+    /// The requests that raise a signal.
+    pub raising: BTreeSet<usize>,
+    /// Resets of words: when, and the count.
+    resets: HashMap<(usize, u64), Vec<(u64, u64)>>,
+    /// The races inside launches.
+    pub races: Vec<Report>,
+}
+
+/// What the records so far have named, by the names that they use.
+#[derive(Default)]
+struct Names {
+    /// The process of each card.
+    cards: HashMap<u64, usize>,
+    launches: HashMap<(usize, u64), u32>,
+    clocks: HashMap<(u32, u32), Rc<Clock>>,
+    /// The number of a queue is given again after its end.
+    queues: HashMap<(u64, u32), usize>,
+    requests: HashMap<(u64, u64), usize>,
+    /// The word of a counter, and its queue.
+    counters: HashMap<(u64, u64), (u64, usize)>,
+    regions: HashMap<(u64, u32), Range>,
+}
+
+impl Run {
+    /// Reads the records of all processes, one list per file.
+    pub fn new(files: &[Vec<Record>]) -> Self {
+        let (mut run, mut names) = (Self::default(), Names::default());
+        let (mut pids, mut records) = (Vec::new(), Vec::new());
+        for file in files {
+            let Some(&Event::Process { pid, rank, .. }) = file.first().map(|record| &record.event) else { continue };
+            let process = pids.iter().position(|known| *known == pid).unwrap_or(pids.len());
+            if process == pids.len() {
+                pids.push(pid);
+                run.processes.push(Process { rank: Some(rank).filter(|rank| *rank != NO_RANK), ..Process::default() });
+            }
+            for Record { event, .. } in file {
+                if let Event::Card { card } = event {
+                    names.cards.insert(*card, process);
+                } else if let Event::Place { place, lines } = event {
+                    run.processes[process].places.insert(*place, program_lines(lines));
+                }
+            }
+            records.extend(file.iter().map(|record| (process, record)));
+        }
+        // The times of different threads' records may be out of order by a little.
+        records.sort_by_key(|(_, record)| record.time);
+        for (process, record) in records {
+            run.read_gpu(&mut names, process, record.time, &record.event);
+            run.read_card(&mut names, process, record.time, &record.event);
+        }
+        run.match_posts();
+        run
+    }
+
+    /// Reads what a GPU did, or its host.
+    fn read_gpu(&mut self, names: &mut Names, process: usize, time: u64, event: &Event) {
+        let Names { launches, clocks, .. } = names;
+        let number = |launch: &u64| launches.get(&(process, *launch)).copied().unwrap_or(HOST);
+        let moment = |launch: u32, what: What| Moment {
+            process,
+            launch,
+            key: 0,
+            stamp: 0,
+            clock: Rc::default(),
+            place: u32::MAX,
+            time,
+            what,
+        };
+        let of_thread = |launch: &u64, key: Key, stamp: u32, clock: u32, place: u32, what: What| {
+            let launch = number(launch);
+            let clock = clocks.get(&(launch, clock)).cloned().unwrap_or_default();
+            Moment { key, stamp, clock, place, ..moment(launch, what) }
+        };
+        let new = match event {
+            &Event::Memory { address, bytes, inode, offset } => {
+                self.processes[process].memory.push((inode, offset, Range { process, address, bytes }));
+                return;
+            }
+            &Event::HostCopy { write, address, bytes } => {
+                let name = if write { "copy to this memory" } else { "copy from this memory" };
+                let flags = if write { WRITES } else { 0 };
+                moment(HOST, What::Access { flags, range: Range { process, address, bytes }, value: 0, name })
+            }
+            &Event::Freed { address, bytes } => {
+                let range = Range { process, address, bytes };
+                moment(HOST, What::Access { flags: WRITES, range, value: 0, name: "free of this memory" })
+            }
+            Event::Launch { launch, kernel } => {
+                let number = self.launches.len() as u32;
+                launches.insert((process, *launch), number);
+                self.launches.push(Launch { kernel: kernel.clone(), ended: u64::MAX });
+                moment(number, What::Began)
+            }
+            Event::Ended { launch } => {
+                let number = number(launch);
+                if let Some(ended) = self.launches.get_mut(number as usize) {
+                    ended.ended = time;
+                }
+                moment(number, What::Ended)
+            }
+            Event::Clock { launch, clock, entries } => {
+                let entries = entries.chunks_exact(2).map(|pair| (pair[0], pair[1] as u32)).collect();
+                let launch = number(launch);
+                clocks.insert((launch, *clock), Rc::new(Clock::new(entries)));
+                return;
+            }
+            &Event::Access { ref launch, thread, stamp, clock, place, flags, address, bytes, value } => {
+                let name = if flags & WRITES == 0 { "load" } else { "store" };
+                let what = What::Access { flags, range: Range { process, address, bytes }, value, name };
+                of_thread(launch, thread, stamp, clock, place, what)
+            }
+            &Event::Post { ref launch, thread, stamp, clock, place, slot, strong } => {
+                of_thread(launch, thread, stamp, clock, place, What::Post { slot, strong })
+            }
+            &Event::Doorbell { ref launch, thread, stamp, place, address, value } => {
+                of_thread(launch, thread, stamp, 0, place, What::Doorbell { address, value })
+            }
+            &Event::Counted { ref launch, thread, stamp, clock, place, address, value, raw, signal, call } => {
+                let call = Call::from(call);
+                if call == Call::Reset {
+                    self.resets.entry((process, address)).or_default().push((time, raw));
+                }
+                if signal != u32::MAX && !self.is_counter(process, address) {
+                    self.bases.entry(process).or_default().insert(address.wrapping_sub(8 * u64::from(signal)));
+                }
+                let look = Look { address, value, raw, signal, call };
+                of_thread(launch, thread, stamp, clock, place, What::Counted(look))
+            }
+            &Event::Raced { ref launch, first, second, flags, address, bytes, count } => {
+                let what = |writes: u32| if flags & writes == 0 { "load" } else { "store" };
+                let (space, unwritten) = (if flags & 4 == 0 { "global" } else { "shared" }, flags & 8 != 0);
+                let proxy = "bulk copy without fence.proxy.async before it";
+                let launch = number(launch);
+                let report = Report {
+                    kind: if unwritten { Kind::Unwritten } else { Kind::Race },
+                    first: self.side(process, launch, first, what(1)),
+                    second: (!unwritten)
+                        .then(|| self.side(process, launch, second, if flags & 16 == 0 { what(2) } else { proxy })),
+                    memory: format!("{space} memory at {address:#x}"),
+                    bytes: bytes.into(),
+                    count,
+                };
+                return merge(&mut self.races, vec![report]);
+            }
+            _ => return,
+        };
+        self.moments.push(new);
+    }
+
+    /// Reads what a card did.
+    fn read_card(&mut self, names: &mut Names, process: usize, time: u64, event: &Event) {
+        let mut host = |what: What| {
+            let (launch, clock, place) = (HOST, Rc::default(), u32::MAX);
+            self.moments.push(Moment { process, launch, key: 0, stamp: 0, clock, place, time, what });
+        };
+        match *event {
+            Event::Queue { card, queue, ring, slot_bytes, slots, doorbell } => {
+                names.queues.insert((card, queue), self.queues.len());
+                let (slot_bytes, slots) = (slot_bytes.into(), slots.into());
+                self.queues.push(Queue { ring, slot_bytes, slots, doorbell, opened: time, closed: u64::MAX });
+            }
+            Event::QueueClosed { card, queue } => {
+                if let Some(at) = names.queues.remove(&(card, queue)) {
+                    host(What::Closed(at));
+                    self.queues[at].closed = time;
+                }
+            }
+            Event::Region { card, key, address, bytes } => {
+                let range = Range { process, address, bytes };
+                names.regions.insert((card, key), range);
+                self.processes[process].regions.push(range);
+            }
+            Event::RegionGone { card, key } => {
+                if let Some(range) = names.regions.remove(&(card, key)) {
+                    host(What::Access { flags: WRITES, range, value: 0, name: "deregistration of this memory" });
+                }
+            }
+            Event::Counter { card, counter, queue, counts, inode, address } => {
+                let Some(&queue) = names.queues.get(&(card, queue)) else { return };
+                // Files of freed memory may give their numbers to others.
+                let files = self.processes[process].memory.iter().rev().filter(|(file, ..)| *file == inode);
+                let in_file = files.map(|(_, offset, range)| (range, address.wrapping_sub(*offset)));
+                let found =
+                    in_file.filter(|(range, at)| *at < range.bytes).map(|(range, at)| range.address + at).next();
+                let Some(address) = (if inode == 0 { Some(address) } else { found }) else { return };
+                names.counters.insert((card, counter), (address, queue));
+                self.raises.entry((process, Word::Counter(address))).or_default();
+                if counts == 1 {
+                    self.completions.entry((process, address)).or_default().push(queue);
+                }
+            }
+            Event::Taken { card, request, queue, index, operation, peer, peer_queue, local, remote, bytes, inline } => {
+                let Some(&queue) = names.queues.get(&(card, queue)) else { return };
+                names.requests.insert((card, request), self.requests.len());
+                self.requests.push(Request {
+                    process,
+                    peer: names.cards.get(&peer).copied().unwrap_or(usize::MAX),
+                    queue,
+                    peer_queue: names.queues.get(&(peer, peer_queue)).copied(),
+                    index,
+                    operation: match operation {
+                        1 => Operation::Write,
+                        2 => Operation::Read,
+                        _ => Operation::Send,
+                    },
+                    local,
+                    remote,
+                    bytes,
+                    inline,
+                    taken: time,
+                    retired: u64::MAX,
+                    post: None,
+                });
+            }
+            Event::Retired { card, request } => {
+                if let Some(&at) = names.requests.get(&(card, request)) {
+                    self.requests[at].retired = time;
+                }
+            }
+            Event::Raised { card, counter, from, request } => {
+                let Some(&(address, queue)) = names.counters.get(&(card, counter)) else { return };
+                let Some(&request) = names.requests.get(&(from, request)) else { return };
+                if !self.completions.contains_key(&(process, address)) {
+                    self.raising.insert(request);
+                }
+                self.raise(process, Word::Counter(address), Raise { request, amount: 1, time, queue });
+            }
+            Event::Arrived { card, queue, from, request, ref words } => {
+                let Some(&queue) = names.queues.get(&(card, queue)) else { return };
+                let Some(&request) = names.requests.get(&(from, request)) else { return };
+                // As in ferrogin_ffi::signals: immediate data, or a message.
+                let (word, amount) = match words[..] {
+                    [word] => (Word::Signal(word as u32 & 0xffff), (word >> 16 & 0xfff) + 1),
+                    [head, amount, address, _] if head & 0xff == 2 => (Word::Memory(address), amount),
+                    [head, amount, ..] => (Word::Signal((head >> 32) as u32), amount),
+                    [] => return,
+                };
+                self.raising.insert(request);
+                self.raise(process, word, Raise { request, amount, time, queue });
+            }
+            _ => {}
+        }
+    }
+
+    fn raise(&mut self, process: usize, word: Word, raise: Raise) {
+        self.raises.entry((process, word)).or_default().push(raise);
+    }
+
+    /// Finds the post of each request: the last one to its slot before the card took it.
+    fn match_posts(&mut self) {
+        let mut slots: HashMap<(usize, u64), Vec<usize>> = HashMap::new();
+        for (at, moment) in self.moments.iter().enumerate() {
+            if let What::Post { slot, .. } = moment.what {
+                slots.entry((moment.process, slot / 64)).or_default().push(at);
+            }
+        }
+        for request in &mut self.requests {
+            let queue = &self.queues[request.queue];
+            let slot = queue.ring + request.index % queue.slots.max(1) * queue.slot_bytes;
+            let found = slots.get(&(request.process, slot / 64)).into_iter().flatten().rev();
+            request.post = found.copied().find(|&at| self.moments[at].time <= request.taken);
+        }
+    }
+
+    /// Returns the moment of a request's post, if a kernel posted it.
+    pub fn post(&self, request: usize) -> Option<&Moment> {
+        Some(&self.moments[self.requests[request].post?])
+    }
+
+    fn is_counter(&self, process: usize, address: u64) -> bool {
+        self.raises.contains_key(&(process, Word::Counter(address)))
+    }
+
+    /// Whether a card counts in the word, or a peer's signal is added to it in memory.
+    pub fn is_word(&self, process: usize, address: u64) -> bool {
+        self.is_counter(process, address) || self.raises.contains_key(&(process, Word::Memory(address)))
+    }
+
+    /// Returns the look that a moment is: by a call, or by a strong load of the word itself.
+    pub fn look(&self, moment: &Moment) -> Option<Look> {
+        match moment.what {
+            What::Counted(look) => Some(look),
+            What::Access { flags, range, value, .. } if flags & (STRONG | WRITES) == STRONG && range.bytes <= 8 => {
+                let (process, address) = (range.process, range.address);
+                let call = if self.completions.contains_key(&(process, address)) { Call::Flush } else { Call::Value };
+                let look = Look { address, value, raw: value, signal: u32::MAX, call };
+                (call == Call::Flush || self.is_word(process, address)).then_some(look)
+            }
+            _ => None,
+        }
+    }
+
+    /// Returns the raises that a look may have counted, and the count that it knows: of the raises since the word's
+    /// beginning.
+    pub fn raises(&self, moment: &Moment, look: &Look) -> (Vec<Raise>, u64) {
+        let (process, time, Look { address, signal, .. }) = (moment.process, moment.time, *look);
+        let of_word = |word| self.raises.get(&(process, word)).into_iter().flatten();
+        let alive = |raise: &&Raise| self.queues[raise.queue].lives(time);
+        let reset = self.resets.get(&(process, address)).into_iter().flatten().rev().find(|reset| reset.0 < time);
+        if self.is_counter(process, address) {
+            let raises: Vec<Raise> = of_word(Word::Counter(address)).filter(alive).copied().collect();
+            let begun = raises.first().map_or(u64::MAX, |raise| self.queues[raise.queue].opened);
+            let before = reset.filter(|reset| reset.0 > begun).map_or(0, |reset| reset.1);
+            let count = if look.call == Call::Wait { look.value.wrapping_add(before) } else { look.raw };
+            return (raises, count);
+        }
+        let mut found: Vec<Raise> = if self.is_word(process, address) {
+            of_word(Word::Memory(address)).filter(alive).copied().collect()
+        } else {
+            of_word(Word::Signal(signal)).filter(alive).copied().collect()
+        };
+        // Contexts' words and the queues that their signals come in on are made in the same order.
+        let queues: BTreeSet<usize> = found.iter().map(|raise| raise.queue).collect();
+        let base = address.wrapping_sub(8 * u64::from(signal));
+        let bases = self.bases.get(&process).filter(|bases| bases.len() == queues.len());
+        let own = bases.and_then(|bases| queues.iter().nth(bases.iter().position(|one| *one == base)?));
+        found.retain(|raise| own.is_none_or(|own| *own == raise.queue));
+        let before =
+            reset.map_or(0, |reset| found.iter().filter(|raise| raise.time <= reset.0).map(|raise| raise.amount).sum());
+        (found, look.value.wrapping_add(before))
+    }
+
+    /// Whether a signal proxy adds to signals of the process.
+    pub fn has_emulated_signals(&self, process: usize) -> bool {
+        self.raises.keys().any(|(owner, word)| *owner == process && matches!(word, Word::Signal(_)))
+    }
+
+    /// Returns the requests that raise an emulated signal by exactly this amount and have arrived, for a look at a
+    /// signal whose id isn't known.
+    pub fn raises_alike(&self, moment: &Moment, amount: u64) -> Vec<usize> {
+        let signals = self
+            .raises
+            .iter()
+            .filter(|((process, word), _)| *process == moment.process && matches!(word, Word::Signal(_)));
+        let alike = signals.flat_map(|(_, raises)| raises).filter(|raise| {
+            let lives = self.queues[raise.queue].lives(moment.time);
+            raise.amount == amount && raise.time <= moment.time && lives
+        });
+        alike.map(|raise| raise.request).collect()
+    }
+
+    fn side(&self, process: usize, launch: u32, place: u32, what: &str) -> Access {
+        let kernel = self.launches.get(launch as usize).map_or("", |launch| &launch.kernel);
+        let known = self.processes[process].places.get(&place).filter(|_| launch != HOST);
+        Access {
+            rank: self.processes[process].rank,
+            kernel: kernel.into(),
+            what: what.into(),
+            lines: known.cloned().unwrap_or_default(),
+        }
+    }
+
+    /// Describes a moment in a report.
+    pub fn side_of(&self, at: usize, what: &str) -> Access {
+        let Moment { process, launch, place, .. } = self.moments[at];
+        self.side(process, launch, place, what)
+    }
+
+    /// Describes a request in a report, if a kernel posted it.
+    pub fn request_side(&self, request: usize) -> Option<Access> {
+        let Request { operation, bytes, post, .. } = self.requests[request];
+        let what = match operation {
+            Operation::Read => format!("get of {bytes} bytes"),
+            Operation::Write if bytes > 0 => format!("put of {bytes} bytes"),
+            Operation::Write | Operation::Send => "signal".to_owned(),
+        };
+        Some(self.side_of(post?, &what))
+    }
+
+    /// Describes memory in a report.
+    pub fn memory(&self, process: usize, address: u64) -> String {
+        let of = self.processes[process].rank.map_or_else(|| "a process".to_owned(), |rank| format!("rank {rank}"));
+        let regions = self.processes[process].regions.iter();
+        let around = regions.filter(|region| address.wrapping_sub(region.address) < region.bytes);
+        match around.min_by_key(|region| region.bytes) {
+            Some(region) => format!("the window of {of} at +{}", address - region.address),
+            None => format!("the memory of {of} at {address:#x}"),
+        }
+    }
+}
+
+/// Returns the lines of a place, the program's first: without those of libraries and of stand-ins for the toolkit's
+/// headers.
+fn program_lines(lines: &str) -> Vec<String> {
+    let all: Vec<&str> = lines.lines().collect();
+    let skipped = all.iter().take_while(|line| {
+        let file = line.rsplit_once(':').map_or(**line, |(file, _)| file);
+        is_library_file(file) || file.contains("ferrogin/clang/") || file.contains("/lib/clang/")
+    });
+    let skipped = skipped.count();
+    all[if skipped < all.len() { skipped } else { 0 }..].iter().map(|line| (*line).to_owned()).collect()
+}
