@@ -90,8 +90,8 @@ impl<'a> Context<'a> {
     ///
     /// # Errors
     ///
-    /// [`Status::InvalidArgument`]: `handle` is null or has no context `id`. [`Status::Unsupported`]: the handle was made by another plugin
-    /// or by another version of this one.
+    /// [`Status::InvalidArgument`]: `handle` is null or has no context `id`. [`Status::Unsupported`]: the handle was
+    /// made by another plugin or by another version of this one.
     ///
     /// # Safety
     ///
@@ -188,8 +188,8 @@ impl<'a> Context<'a> {
     ///
     /// # Errors
     ///
-    /// [`Status::InvalidArgument`]: peer, signal, counter or window out of range, or the peer has no such signal. Otherwise, the reason a
-    /// wait for room ended.
+    /// [`Status::InvalidArgument`]: peer, signal, counter or window out of range, or the peer has no such signal.
+    /// Otherwise, the reason a wait for room ended.
     #[inline(always)]
     pub fn put(&self, peer: u32, dst: Span, src: Span, bytes: u64, action: Action, flags: Flags) -> Result<(), Status> {
         self.post_operation(Arguments::put(peer, dst, src, bytes, action, flags))

@@ -60,14 +60,24 @@ impl<L: Limit> Spin<L> {
     /// Pauses briefly. Fails if the wait must end.
     #[inline(always)]
     pub fn pause(&mut self) -> Result<(), Status> {
+        if let Some(status) = self.check() {
+            return Err(status);
+        }
+        self.relax();
+        Ok(())
+    }
+
+    /// Returns why the wait must end, if it must. A loop that checks and then [relaxes](Self::relax) costs a kernel
+    /// fewer instructions than one that [pauses](Self::pause).
+    #[inline(always)]
+    pub fn check(&mut self) -> Option<Status> {
         let word = self.limits.stop_word();
         let stop = if self.limits.reports_losses() || word != STOP_LOST { word } else { 0 };
         if (stop != 0) | self.limits.has_passed(&mut self.began_ns) {
             let ended = if stop == STOP_LOST { Status::PeerLost } else { Status::Aborted };
-            return Err(if stop == 0 { Status::Timeout } else { ended });
+            return Some(if stop == 0 { Status::Timeout } else { ended });
         }
-        self.relax();
-        Ok(())
+        None
     }
 
     /// Pauses like [`pause`](Self::pause) in a post, which no loss ends and, in a context that `isolates` peers, no
@@ -86,8 +96,9 @@ impl<L: Limit> Spin<L> {
         Ok(())
     }
 
+    /// Pauses briefly.
     #[inline(always)]
-    fn relax(&mut self) {
+    pub fn relax(&mut self) {
         self.limits.relax(self.round);
         self.round = self.round.saturating_add(1);
     }

@@ -20,12 +20,6 @@ pub const fn slot(idx: u32, queue_mask: u32) -> u32 {
     idx & queue_mask
 }
 
-/// Returns the phase of request `idx` in a queue whose count began at 0: it follows from the number alone.
-#[inline(always)]
-pub const fn lap_phase(idx: u32, queue_size_shift: u32) -> bool {
-    (idx >> queue_size_shift) & 1 != 0
-}
-
 /// Returns the phase word `ahead` slots after the slot at `cursor`, whose phase word is `phase`. It flips with each lap
 /// in between, and its lowest bit is what is written. More than a lap ahead it grows past 1, as in the reference.
 #[inline(always)]

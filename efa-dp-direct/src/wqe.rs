@@ -311,11 +311,6 @@ impl Hints {
     pub const fn bits(self) -> u8 {
         self.0
     }
-
-    /// Returns whether [`Self::BURST_PPS_SENSITIVE`] is set.
-    pub const fn burst_pps_sensitive(self) -> bool {
-        self.0 & Self::BURST_PPS_SENSITIVE.0 != 0
-    }
 }
 
 /// A work request of a send queue.

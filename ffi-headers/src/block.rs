@@ -565,8 +565,8 @@ impl Filler<'_> {
         let Self { image, spec, context, places, dev } = self;
         let (endpoint, queue) = (&context.endpoints[e], &places.queues[e]);
         match spec.layout {
-            Layout::V0 => image.put(queue.qp, 0, qp_v0(endpoint)?),
-            Layout::V1 => image.put(queue.qp, 0, qp_v1(endpoint)?),
+            Layout::V0 => image.put(queue.qp, 0, QpV0::new(&qp_v0(endpoint))?),
+            Layout::V1 => image.put(queue.qp, 0, QpV1::new(&qp_v1(endpoint))?),
         }
         image.put(queue.cq, 0, cq(endpoint)?);
         let handle = EndpointHandle {
@@ -755,8 +755,9 @@ fn value_path(endpoint: &EndpointSpec, policy: u32) -> u32 {
     }
 }
 
-fn qp_v0(endpoint: &EndpointSpec) -> Result<QpV0, InitError> {
-    QpV0::new(&QpAttrs {
+/// Returns the attributes that a queue pair has in both layouts.
+fn qp_v0(endpoint: &EndpointSpec) -> QpAttrs {
+    QpAttrs {
         sq_buffer: endpoint.sq_buf as *mut u8,
         sq_doorbell: endpoint.sq_db as *mut u32,
         sq_num_entries: endpoint.sq_entries,
@@ -765,25 +766,18 @@ fn qp_v0(endpoint: &EndpointSpec) -> Result<QpV0, InitError> {
         rq_num_entries: endpoint.rq_entries,
         rq_entry_size: 16,
         ..QpAttrs::ZERO
-    })
+    }
 }
 
 /// The reference initialiser requires queues with 64-bit request ids, but no byte of the struct depends on them. NCCL's
 /// and ferrogin's device code write 16 bits of an id and leave the others 0, which is valid on every queue.
-fn qp_v1(endpoint: &EndpointSpec) -> Result<QpV1, InitError> {
-    QpV1::new(&QpAttrs {
-        sq_buffer: endpoint.sq_buf as *mut u8,
-        sq_doorbell: endpoint.sq_db as *mut u32,
-        sq_num_entries: endpoint.sq_entries,
-        sq_entry_size: endpoint.wqe_size,
-        sq_max_batch: endpoint.max_batch,
-        rq_num_entries: endpoint.rq_entries,
-        rq_entry_size: 16,
+fn qp_v1(endpoint: &EndpointSpec) -> QpAttrs {
+    QpAttrs {
         sq_max_inline_data: endpoint.max_inline,
         sq_max_rdma_sges: 1,
         sq_caps: WQ_CAPS_64_BIT_REQ_ID,
-        ..QpAttrs::ZERO
-    })
+        ..qp_v0(endpoint)
+    }
 }
 
 fn cq(endpoint: &EndpointSpec) -> Result<CqV0, InitError> {

@@ -63,13 +63,13 @@ impl<'a> Context<'a> {
             return Err(Status::InvalidArgument);
         }
         let first = used_set(self.ext).first();
-        if first.is_none() { Ok(()) } else { self.flush_used(first, rank, size) }
+        if first.is_none() { Ok(()) } else { self.flush_used(first, rank, size, *self) }
     }
 
     /// Out of line, so that flushing an idle context saves no registers.
     #[inline(never)]
-    fn flush_used(self, first: Option<(u32, u64)>, rank: u32, size: u32) -> Result<(), Status> {
-        self.flush_within(first, rank, size, true, self).into()
+    fn flush_used(self, first: Option<(u32, u64)>, rank: u32, size: u32, limits: impl Limit) -> Result<(), Status> {
+        self.flush_within(first, rank, size, true, limits).into()
     }
 
     /// [`Context::flush_part`], inlined and with other limits. `rank` is below `size`. Without `rings_all`, a loss
@@ -105,9 +105,8 @@ impl<'a> Context<'a> {
     ///
     /// As for [`Context::flush`], except [`Status::PeerLost`].
     pub fn settle(&self) -> Result<(), Status> {
-        let limits = Settling(*self);
         let first = used_set(self.ext).first();
-        if first.is_none() { Ok(()) } else { self.flush_within(first, 0, 1, true, limits).into() }
+        if first.is_none() { Ok(()) } else { self.flush_used(first, 0, 1, Settling(*self)) }
     }
 
     /// Rings aggregated posts on all endpoints, without waiting for them to complete.
@@ -131,14 +130,13 @@ impl<'a> Context<'a> {
 
     /// Flushes the `i`th endpoint, or waits until an earlier flush of it reaches `at`.
     #[inline(never)]
-    fn flush_endpoint(self, i: u32, at: Option<u32>) -> Result<(), Status> {
-        self.endpoint(i).flush(self.ext.policy, at, self).into()
+    fn flush_endpoint(self, i: u32, at: Option<u32>, limits: impl Limit) -> Result<(), Status> {
+        self.endpoint(i).flush(self.ext.policy, at, limits).into()
     }
 
-    /// Does the same without reporting losses: see [`Context::settle`].
-    #[inline(never)]
-    pub(super) fn settle_endpoint(self, i: u32, at: Option<u32>) -> Result<(), Status> {
-        self.endpoint(i).flush(self.ext.policy, at, Settling(self)).into()
+    /// Flushes the `i`th endpoint without reporting losses: see [`Context::settle`].
+    pub(super) fn settle_endpoint(self, i: u32) -> Result<(), Status> {
+        self.flush_endpoint(i, None, Settling(self))
     }
 
     /// Waits until every earlier post on this context has ended, but not for later posts. Deferred posts are rung
@@ -146,14 +144,7 @@ impl<'a> Context<'a> {
     #[cold]
     #[inline(never)]
     pub(super) fn settle_earlier(self) -> Result<(), Status> {
-        let request = self.begin_flush(Settling(self))?;
-        request.entries[..request.n_entries as usize]
-            .iter()
-            .try_for_each(|entry| self.settle_endpoint(entry.endpoint, Some(entry.at)))?;
-        match request.first_without {
-            0 => Ok(()),
-            first => self.visit_used(|i, _| if i < first { Ok(()) } else { self.settle_endpoint(i, None) }),
-        }
+        self.wait_within(&self.begin_flush(Settling(self))?, Settling(self))
     }
 
     /// Begins a flush of every earlier post on this context, and rings aggregated ones. The flush has ended once
@@ -197,12 +188,16 @@ impl<'a> Context<'a> {
     ///
     /// [`Status::InvalidArgument`]: `request` isn't a request of this context. Otherwise as for [`Context::flush`].
     pub fn wait_flush(&self, request: &FlushRequest) -> Result<(), Status> {
+        self.wait_within(request, *self)
+    }
+
+    fn wait_within(&self, request: &FlushRequest, limits: impl Limit) -> Result<(), Status> {
         for entry in self.entries(request)? {
-            self.flush_endpoint(entry.endpoint, Some(entry.at))?;
+            self.flush_endpoint(entry.endpoint, Some(entry.at), limits)?;
         }
         match request.first_without {
             0 => Ok(()),
-            first => self.visit_used(|i, _| if i < first { Ok(()) } else { self.flush_endpoint(i, None) }),
+            first => self.visit_used(|i, _| if i < first { Ok(()) } else { self.flush_endpoint(i, None, limits) }),
         }
     }
 

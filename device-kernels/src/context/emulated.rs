@@ -136,7 +136,7 @@ impl<'a> Context<'a> {
         if is_strong {
             self.settle_earlier()?;
         } else if has_put {
-            self.settle_endpoint(route.poster, None)?;
+            self.settle_endpoint(route.poster)?;
         }
         // Meanwhile, the peer may have been lost. The loss of another one doesn't hold this one's signal back.
         let template = if is_strong | has_put { tables.target(route.target).existing()? } else { template };

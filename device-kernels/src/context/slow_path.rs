@@ -70,7 +70,7 @@ impl Context<'_> {
             operation = rest;
         }
         if !operation.named.is_none() {
-            self.settle_endpoint(DATA, None)?;
+            self.settle_endpoint(DATA)?;
             tables.target(data.target).existing()?;
         }
         Ok(operation)

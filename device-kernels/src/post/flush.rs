@@ -26,13 +26,16 @@ impl<Q: CombiningQueue + LockedQueue> FlushQueue for Q {}
 pub fn round<Q: FlushQueue>(queue: Q, by_lock: bool, reports_losses: bool, at: &mut Option<u32>) -> Outcome {
     // The counts are read before the cursor. In the other order, completions of later posts would count as earlier
     // ones.
-    let (has_failures, completed) = (queue.has_failures(), queue.completed());
-    let failures = if has_failures { queue.failures() } else { 0 };
-    let completed = completed.wrapping_add(failures);
+    let (has_failures, mut completed) = (queue.has_failures(), queue.completed());
+    // In a context that isolates peers, the top bit is set, and the others are 0 once all failures are acknowledged.
+    let mut failed = 0;
+    if has_failures {
+        let failures = queue.failures();
+        completed = completed.wrapping_add(failures);
+        failed = queue.acknowledged() ^ failures;
+    }
     let words = queue.words();
     let is_poisoned = words.poison.load(Ordering::Relaxed) != 0;
-    // In a context that isolates peers, the top bit is set, and the others are 0 once all failures are acknowledged.
-    let failed = if failures != 0 { queue.acknowledged() ^ failures } else { 0 };
     let has_failed = failed.cast_signed() > 0;
     if has_failed | is_poisoned {
         return Outcome::failed(if has_failed { Status::CardError } else { Status::Poisoned });
@@ -66,8 +69,9 @@ pub fn flush<Q: FlushQueue>(queue: Q, by_lock: bool, mut at: Option<u32>, limits
         if outcome != Outcome::WAITS {
             return outcome;
         }
-        if let Err(status) = spin.pause() {
+        if let Some(status) = spin.check() {
             return Outcome::failed(status);
         }
+        spin.relax();
     }
 }

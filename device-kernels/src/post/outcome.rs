@@ -25,7 +25,7 @@ impl Outcome {
     /// Returns whether a flush that has ended failed.
     #[inline(always)]
     pub const fn has_failed(self) -> bool {
-        self.0.wrapping_add(1) > 1
+        self.0.cast_signed() > 0
     }
 
     /// Returns `bits` if a flush that hasn't failed found its endpoint unused, or 0 otherwise.
@@ -37,7 +37,7 @@ impl Outcome {
     /// Returns the number of a failed flush's status, or 0.
     #[inline(always)]
     pub const fn failure(self) -> u32 {
-        if self.0 >= Self::WAITS.0 { 0 } else { self.0 }
+        if self.0.cast_signed() > 0 { self.0 } else { 0 }
     }
 }
 

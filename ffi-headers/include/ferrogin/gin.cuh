@@ -4,16 +4,18 @@
 //   gin.putValue(peer, window, offset, value, ferrogin::SignalInc{0});
 //   gin.flush();
 //
-// Every operation takes a coop: the threads that call it together. The coop synchronises before and after the operation. The thread
-// of rank 0 carries it out; for a flush(), the threads divide the work. The card sees what any of the threads wrote before the call.
-// A coop is Thread, Warp, Block, or any other type with thread_rank(), size() and sync(), such as the groups of cooperative_groups.
+// Every operation takes a coop: the threads that call it together. The coop synchronises before and after the
+// operation. The thread of rank 0 carries it out; for a flush(), the threads divide the work. The card sees what any of
+// the threads wrote before the call. A coop is Thread, Warp, Block, or any other type with thread_rank(), size() and
+// sync(), such as the groups of cooperative_groups.
 //
-// Single threads of a warp that make the same call at the same time post together, unless the mode is THREAD: those whose operations
-// use the same queue share a reservation, a fence and a doorbell. With Lanes instead of a coop, all lanes are guaranteed to do so,
-// each with its own operation.
+// Single threads of a warp that make the same call at the same time post together, unless the mode is THREAD: those
+// whose operations use the same queue share a reservation, a fence and a doorbell. With Lanes instead of a coop, all
+// lanes are guaranteed to do so, each with its own operation.
 //
-// The result is an fgin_status: the operation's in the threads that carried it out, FGIN_OK in the others. Link kernels with the
-// relocatable object of libferrogin_device for their architecture (-rdc=true), and host programs with libferrogin_device.so.
+// The result is an fgin_status: the operation's in the threads that carried it out, FGIN_OK in the others. Link kernels
+// with the relocatable object of libferrogin_device for their architecture (-rdc=true), and host programs with
+// libferrogin_device.so.
 //
 // SPDX-License-Identifier: Apache-2.0
 #ifndef FERROGIN_GIN_CUH
@@ -72,16 +74,17 @@ struct Block : Thread {};
 
 #endif
 
-// For put, putValue and signal, instead of a coop: the lanes of a warp that make the call together, each with its own operation,
-// arguments and result. All lanes of the mask make the call. In the mode THREAD, only these lanes may use the context.
+// For put, putValue and signal, instead of a coop: the lanes of a warp that make the call together, each with its own
+// operation, arguments and result. All lanes of the mask make the call. In the mode THREAD, only these lanes may use
+// the context.
 struct Lanes {
   uint32_t mask = 0xffffffffu;
 };
 
-// An operation's actions: on the peer (None, or a signal), and on this rank once the source may be reused (None, CounterInc). With an
-// id out of range, the operation does nothing and returns FGIN_INVALID_ARGUMENT. A signal covers its own operation; a strong one
-// also covers all earlier operations of the context to that peer. Strong and VA signals need emulated signals; otherwise the
-// operation returns FGIN_UNSUPPORTED.
+// An operation's actions: on the peer (None, or a signal), and on this rank once the source may be reused (None,
+// CounterInc). With an id out of range, the operation does nothing and returns FGIN_INVALID_ARGUMENT. A signal covers
+// its own operation; a strong one also covers all earlier operations of the context to that peer. Strong and VA signals
+// need emulated signals; otherwise the operation returns FGIN_UNSUPPORTED.
 
 struct None {};
 
@@ -131,8 +134,8 @@ struct StrongVASignalAdd {
   uint64_t value;
 };
 
-// Which threads use the context: all, those of one block, or one. Cta costs as much as Gpu; Thread takes no atomic operation where
-// they take three.
+// Which threads use the context: all, those of one block, or one. Cta costs as much as Gpu; Thread takes no atomic
+// operation where they take three.
 enum class Sharing : uint32_t { Gpu = FGIN_SHARING_GPU, Cta = FGIN_SHARING_CTA, Thread = FGIN_SHARING_THREAD };
 
 // The scope of a release before a put, already made or required; widest first.
@@ -221,8 +224,8 @@ FGIN_DEVICE void local(Signal& signal, CounterInc inc) {
 template <Sharing sharing = Sharing::Gpu>
 class Gin {
  public:
-  // Context number `id`; `handle` is ncclNetDeviceHandle->handle, or Context::handle() of the host API. If it can't be opened,
-  // status() says why, and every operation returns FGIN_INVALID_ARGUMENT.
+  // Context number `id`; `handle` is ncclNetDeviceHandle->handle, or Context::handle() of the host API. If it can't be
+  // opened, status() says why, and every operation returns FGIN_INVALID_ARGUMENT.
   FGIN_DEVICE Gin(void* handle, uint32_t id) {
     status_ = fgin_open(handle, id, &ctx_);
   }
@@ -238,9 +241,9 @@ class Gin {
     return ctx_;
   }
 
-  // Writes `bytes` from `src` at `srcOff` on this rank to `dst` at `dstOff` on `peer`. The source may be reused after a flush, or
-  // once the counter of a CounterInc has counted the operation. `flags` is FGIN_DEFAULT or FGIN_AGGREGATE. Every post fences at
-  // system scope before its doorbell, so it covers a release of any scope.
+  // Writes `bytes` from `src` at `srcOff` on this rank to `dst` at `dstOff` on `peer`. The source may be reused after a
+  // flush, or once the counter of a CounterInc has counted the operation. `flags` is FGIN_DEFAULT or FGIN_AGGREGATE.
+  // Every post fences at system scope before its doorbell, so it covers a release of any scope.
   template <typename Remote = None, typename Local = None, typename Coop = Thread>
   FGIN_DEVICE int put(uint32_t peer, fgin_window dst, uint64_t dstOff, fgin_window src, uint64_t srcOff, uint64_t bytes,
                       Remote remote = {}, Local local = {}, Coop coop = {}, uint32_t flags = FGIN_DEFAULT,
@@ -293,8 +296,8 @@ class Gin {
     return lead(coop, [&](uint32_t) { return fgin_ring(ctx_); });
   }
 
-  // Waits until every earlier post on this context has completed. Each thread of the group waits for some of the endpoints, and gets
-  // the status of those.
+  // Waits until every earlier post on this context has completed. Each thread of the group waits for some of the
+  // endpoints, and gets the status of those.
   template <typename Coop = Thread>
   FGIN_DEVICE int flush(Coop coop = {}) const {
     coop.sync();
@@ -303,8 +306,8 @@ class Gin {
     return status;
   }
 
-  // A flush in two steps: `request` stands for every post before flushAsync, and wait() waits for them. The group's thread of rank 0
-  // makes both calls, with its own `request`.
+  // A flush in two steps: `request` stands for every post before flushAsync, and wait() waits for them. The group's
+  // thread of rank 0 makes both calls, with its own `request`.
   template <typename Coop = Thread>
   FGIN_DEVICE int flushAsync(fgin_request& request, Coop coop = {}) const {
     return lead(coop, [&](uint32_t) { return fgin_flush_async(ctx_, &request); });
@@ -327,7 +330,8 @@ class Gin {
     return fgin_set_timeout(ctx_, ns);
   }
 
-  // Signals and counters: the count since the last reset, modulo 2^31; waits compare modulo 2^31. Emulated signals have 64 bits.
+  // Signals and counters: the count since the last reset, modulo 2^31; waits compare modulo 2^31. Emulated signals have
+  // 64 bits.
 
   FGIN_DEVICE int readSignal(uint32_t signal, uint64_t& out) const {
     return fgin_read_signal(ctx_, signal, &out);

@@ -1,12 +1,12 @@
 // ferrogin: the EFA_GDA backend of NCCL's device API, releases 2.31 and 2.32.
 //
-// Include it after <nccl.h> and before NCCL's device headers; ferrogin/nccl_gin.cuh does both. It replaces NCCL's own EFA
-// backend: it defines every ncclGinApi_* of EFA_GDA, and the include guard of NCCL's file.
+// Include it after <nccl.h> and before NCCL's device headers; ferrogin/nccl_gin.cuh does both. It replaces NCCL's own
+// EFA backend: it defines every ncclGinApi_* of EFA_GDA, and the include guard of NCCL's file.
 //
 // The operations are those of ferrogin/gin.h, on the handles that the ferrogin plugin returned. NCCL's functions return
-// nothing, so misuse (a peer, signal or counter out of range, a VA signal where the card counts signals, another plugin's
-// handle) ends the kernel with FGIN_ON_MISUSE(status). After a card error, an abort or a deadline, the operation returns, and
-// queryLastError reports it to the host.
+// nothing, so misuse (a peer, signal or counter out of range, a VA signal where the card counts signals, another
+// plugin's handle) ends the kernel with FGIN_ON_MISUSE(status). After a card error, an abort or a deadline, the
+// operation returns, and queryLastError reports it to the host.
 //
 // SPDX-License-Identifier: Apache-2.0
 #ifndef FERROGIN_NCCL_GIN_BACKEND_CUH
@@ -107,10 +107,10 @@ NCCL_DEVICE_INLINE uint32_t flags(const ncclGinCtx& ctx, uint32_t optFlags) {
   return uint32_t(ctx.resourceSharingMode) << 8 | (optFlags & FGIN_AGGREGATE);
 }
 
-// In NCCL, an aggregated request waits for the next plain request, whatever signal or counter that one names. In ferrogin, each
-// signal and counter has its own queue. So a word in the handle that NCCL's code doesn't use says that requests are waiting, and a
-// plain request then rings the doorbells of all queues. A request that was aggregated earlier in program order has set the word
-// before the plain one is posted.
+// In NCCL, an aggregated request waits for the next plain request, whatever signal or counter that one names. In
+// ferrogin, each signal and counter has its own queue. So a word in the handle that NCCL's code doesn't use says that
+// requests are waiting, and a plain request then rings the doorbells of all queues. A request that was aggregated
+// earlier in program order has set the word before the plain one is posted.
 struct Waiting {
   uint32_t* word;
   uint32_t seen = 0;
@@ -152,9 +152,10 @@ NCCL_DEVICE_INLINE detail::ActionIds action_ids(const ncclGinSignalDescriptor& s
   return ids;
 }
 
-// Posts an operation with its signal and counter: through `at` for a VA signal, which needs emulated signals, and through `here`
-// otherwise. A strong signal means that everything before it has completed. EFA keeps no order, so this flushes before a strong indexed
-// signal, and posts nothing if the flush fails; the loss of another rank (FERROGIN_ON_PEER_FAILURE=isolate) is no failure. For a VA signal, `at` does the waiting.
+// Posts an operation with its signal and counter: through `at` for a VA signal, which needs emulated signals, and
+// through `here` otherwise. A strong signal means that everything before it has completed. EFA keeps no order, so this
+// flushes before a strong indexed signal, and posts nothing if the flush fails; the loss of another rank
+// (FERROGIN_ON_PEER_FAILURE=isolate) is no failure. For a VA signal, `at` does the waiting.
 template <typename Here, typename At>
 NCCL_DEVICE_INLINE void post(const ncclGinCtx& ctx, const ncclGinSignalDescriptor& signal, ncclGinSignalOp_t op, uint64_t arg,
                              bool hasCounter, ncclGinCounter_t counter, uint32_t optFlags, Here here, At at) {
@@ -174,8 +175,8 @@ NCCL_DEVICE_INLINE void post(const ncclGinCtx& ctx, const ncclGinSignalDescripto
   waiting.posted(fgin, optFlags);
 }
 
-// Flushes as NCCL does: until every post has completed, `*abortFlag` is raised, or the cycles have passed. A card error and the plugin's
-// abort flag end it too. The threads of the group divide the flush.
+// Flushes as NCCL does: until every post has completed, `*abortFlag` is raised, or the cycles have passed. A card error
+// and the plugin's abort flag end it too. The threads of the group divide the flush.
 template <bool HasTimeout, typename Coop>
 NCCL_DEVICE_INLINE ncclResult_t flush(const ncclGinCtx& ctx, Coop& coop, uint32_t* abortFlag, uint64_t timeoutCycles) {
   coop.sync();
@@ -264,8 +265,8 @@ struct ncclGinApi_Get<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   }
 };
 
-// NCCL's request has room for two words, but a flush has a number per endpoint. So flushAsync rings the doorbells of aggregated
-// requests, and wait() waits for every post before the wait, which is at least what NCCL asks for.
+// NCCL's request has room for two words, but a flush has a number per endpoint. So flushAsync rings the doorbells of
+// aggregated requests, and wait() waits for every post before the wait, which is at least what NCCL asks for.
 template <>
 struct ncclGinApi_FlushAsync<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   NCCL_DEVICE_INLINE static void call(ncclGinCtx ctx, uint32_t, ncclGinRequest_t* outRequest, bool,
@@ -364,8 +365,9 @@ struct ncclGinApi_ResetCounter<NCCL_NET_DEVICE_GIN_EFA_GDA> {
   }
 };
 
-// Replaces the struct of NCCL's GDAKI backend: DeepEP casts a context's handle to it, and loads the address of the signal words from
-// `signals_table.buffer`. Only emulated signals have words there: a card's counters lie apart, wrap at 2^31 and start anywhere.
+// Replaces the struct of NCCL's GDAKI backend: DeepEP casts a context's handle to it, and loads the address of the
+// signal words from `signals_table.buffer`. Only emulated signals have words there: a card's counters lie apart, wrap
+// at 2^31 and start anywhere.
 struct ferrogin_signals_of_context {
   struct Words {
     uint64_t* at;

@@ -1,6 +1,6 @@
-// ferrogin: how the C++ headers post. In a kernel, the fast path is inline (fast_path.cuh); what it leaves to do and every other
-// operation are calls. On the CPU, every operation is a call. For tests, FGIN_FAST_PATH_CALLS makes the CPU call the functions
-// that a kernel inlines. Lanes of a warp that post at the same time post together.
+// ferrogin: how the C++ headers post. In a kernel, the fast path is inline (fast_path.cuh); what it leaves to do and
+// every other operation are calls. On the CPU, every operation is a call. For tests, FGIN_FAST_PATH_CALLS makes the CPU
+// call the functions that a kernel inlines. Lanes of a warp that post at the same time post together.
 //
 // SPDX-License-Identifier: Apache-2.0
 #ifndef FERROGIN_POST_CUH
@@ -19,8 +19,8 @@
 #if defined(__CUDA_ARCH__) || defined(FGIN_FAST_PATH_CALLS)
 #define FGIN_HAS_FAST_PATH 1
 
-// The calls behind the fast path: the first finishes a request, the second carries out an operation that doesn't take the fast
-// path. The arguments are the fast path's results and the low half of `bytes`.
+// The calls behind the fast path: the first finishes a request, the second carries out an operation that doesn't take
+// the fast path. The arguments are the fast path's results and the low half of `bytes`.
 extern "C" FGIN_API int fgin_continue(uint64_t poster, uint64_t word, uint64_t remote, uint64_t local, uint64_t keys,
                                       uint32_t bytes, uint32_t next);
 extern "C" FGIN_API int fgin_fallback(uint64_t poster, uint64_t word, uint64_t remote, uint64_t local, uint64_t keys,
@@ -76,7 +76,8 @@ struct ActionIds {
   bool has_signal, has_counter;
   uint32_t signal, amount, counter;
 
-  // A slot is an id plus one, in 16 bits; 0 means none. The largest slot stands for all larger ids, which no context has.
+  // A slot is an id plus one, in 16 bits; 0 means none. The largest slot stands for all larger ids, which no context
+  // has.
   FGIN_DEVICE static uint32_t slot_of(bool exists, uint32_t id) {
     return !exists ? 0 : id < 65534 ? id + 1 : 65535;
   }
@@ -104,13 +105,15 @@ struct WordSignal {
 
 #ifdef FGIN_HAS_FAST_PATH
 
-// The fast path takes operations in GPU and CTA mode that raise at most a weak signal, by one. It's the same code in both: block scope
-// would save three cache invalidations, which the system fences make anyway, and no load, atomic operation or fence.
+// The fast path takes operations in GPU and CTA mode that raise at most a weak signal, by one. It's the same code in
+// both: block scope would save three cache invalidations, which the system fences make anyway, and no load, atomic
+// operation or fence.
 FGIN_DEVICE bool takes_fast_path(ActionIds ids, uint32_t flags) {
   return !(flags & (FGIN_SHARING_THREAD | FGIN_STRONG)) && (ids.amount == 1 || !ids.has_signal);
 }
 
-// The flags of fgin_fast_*: the aggregate flag, and 1 if other lanes of this warp got here at the same time: they post together.
+// The flags of fgin_fast_*: the aggregate flag, and 1 if other lanes of this warp got here at the same time: they post
+// together.
 FGIN_DEVICE uint32_t fast_flags(uint32_t flags) {
   uint32_t active = 1;
 #ifdef __CUDA_ARCH__

@@ -21,7 +21,13 @@ pub fn ready_bit(idx: u32) -> u64 {
 /// Returns the ready bits of `posts` numbers from `first` on, at most as many as the bitmap has.
 #[inline(always)]
 pub fn ready_bits(first: u32, posts: u32) -> u64 {
-    let mask = ((1 << posts) - 1) << (first % MAX_BATCH);
+    wrapped((1 << posts) - 1, first)
+}
+
+/// Rotates a bitmap from number 0 on so that it begins at `first`.
+#[inline(always)]
+fn wrapped(bits: u32, first: u32) -> u64 {
+    let mask = bits << (first % MAX_BATCH);
     u64::from((mask | mask >> MAX_BATCH) & READY)
 }
 
@@ -112,20 +118,24 @@ pub fn ring<Q: Queue>(queue: Q, target: u32) {
 #[inline(always)]
 fn pass<Q: CombiningQueue>(queue: Q, state: u64) -> u64 {
     let from = rung(state);
-    // Two copies of the bitmap, one above the other, shifted by n bits, give the bitmap rotated by n.
+    // Two copies of the bitmap, one above the other, shifted by n bits, give the bitmap rotated by n. The run is its
+    // ones below the lowest zero, at most all 16.
     let ready = state as u32 & READY;
-    let posts = ((ready | ready << MAX_BATCH) >> (from % MAX_BATCH)).trailing_ones().min(MAX_BATCH);
-    // If NCCL's device code has posted on this endpoint meanwhile, the pass takes over its cursor and rings what it has
-    // deferred. Only the active combiner changes the cursors. They stand at the rung count if a request of ours is
-    // ready there.
-    let first = if posts != 0 { from } else { queue.released() };
-    let target = first.wrapping_add(posts);
-    // Our own requests aren't rung yet. Those that the pass takes over from NCCL's device code may be.
-    if posts != 0 || queue.published() != target {
+    let stopped = !((ready | ready << MAX_BATCH) >> (from % MAX_BATCH)) | 1 << MAX_BATCH;
+    let run = (stopped - 1) & !stopped;
+    let posts = run.count_ones();
+    // Our own requests aren't rung yet. The cursors stand at the rung count if one is ready there.
+    let (mut target, mut published) = (from.wrapping_add(posts), from);
+    if posts == 0 {
+        // If NCCL's device code has posted on this endpoint meanwhile, the pass takes over its cursor and rings what it
+        // has deferred. Only the active combiner changes the cursors.
+        (target, published) = (queue.released(), queue.published());
+    }
+    if published != target {
         ring(queue, target);
     }
     // The combiners aren't 0, so the lower half borrows from the upper.
-    let ended = (state & COMBINERS) as u32 | ready_bits(from, posts) as u32;
+    let ended = (state & COMBINERS) as u32 | wrapped(run, from) as u32;
     end_pass_by(queue, all_rung(target.wrapping_sub(from).wrapping_sub(1)) | u64::from(ended.wrapping_neg()))
 }
 

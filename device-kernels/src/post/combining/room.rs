@@ -100,10 +100,10 @@ pub fn check_room<Q: CombiningQueue>(queue: Q, reserved: u64, posts: u32) -> boo
 #[inline(always)]
 pub fn raise_barrier(words: Words<'_>, seen: u64) -> bool {
     let (cursor, _) = halves(seen);
-    words
-        .cursor
-        .compare_exchange(seen, u64::from(cursor) << 32 | u64::from(cursor), Ordering::Relaxed, Ordering::Relaxed)
-        .is_ok()
+    let raised = u64::from(cursor) << 32 | u64::from(cursor);
+    let (Ok(now) | Err(now)) = words.cursor.compare_exchange(seen, raised, Ordering::Relaxed, Ordering::Relaxed);
+    // If only the barrier is another one, another thread has raised it to the same cursor.
+    halves(now).0 == cursor
 }
 
 /// Waits once more, or gives up the reservation. That leaves a hole forever, so it poisons the endpoint; every wait

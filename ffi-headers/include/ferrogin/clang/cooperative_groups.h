@@ -1,4 +1,5 @@
-// The part of <cooperative_groups.h> that NCCL's EFA backend and EP kernels use: groups of a warp's lanes, and the grid.
+// The part of <cooperative_groups.h> that NCCL's EFA backend and EP kernels use: groups of a warp's lanes, and the
+// grid.
 #pragma once
 
 #include "device.h"
@@ -34,7 +35,8 @@ FGIN_CLANG coalesced_group labeled_partition(const coalesced_group& group, unsig
   return {__nvvm_match_any_sync_i64(group.lanes, label)};
 }
 
-// All threads of a cooperative launch. The barrier's word belongs to the module, so two grids of one module can't synchronise at the same time.
+// All threads of a cooperative launch. The barrier's word belongs to the module, so two grids of one module can't
+// synchronise at the same time.
 static __device__ unsigned grid_barrier;
 
 struct grid_group {

@@ -1,5 +1,5 @@
-// What NCCL's device headers expect from nvcc, for clang without NVIDIA's headers. Next to this file are the parts of CUDA's headers that
-// NCCL's headers include by name.
+// What NCCL's device headers expect from nvcc, for clang without NVIDIA's headers. Next to this file are the parts of
+// CUDA's headers that NCCL's headers include by name.
 #pragma once
 
 #include <assert.h>
@@ -156,7 +156,8 @@ FGIN_SHUFFLE(__shfl_down_sync, __nvvm_shfl_sync_down_i32, unsigned, 31)
 FGIN_SHUFFLE(__shfl_xor_sync, __nvvm_shfl_sync_bfly_i32, int, 31)
 #undef FGIN_SHUFFLE
 
-// Read-modify-writes are PTX, because clang 22 drops their memory order and their scope (docs/found-elsewhere.md). `operation` has both.
+// Read-modify-writes are PTX, because clang 22 drops their memory order and their scope (docs/found-elsewhere.md).
+// `operation` has both.
 #define FGIN_ATOM(operation, type, letter, p, value) \
   ({ \
     type found_; \

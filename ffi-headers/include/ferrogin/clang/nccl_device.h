@@ -1,4 +1,5 @@
-// The part of <nccl_device.h> with GIN and the barriers of a node's ranks. The rest needs CUDA's types for small floating-point numbers.
+// The part of <nccl_device.h> with GIN and the barriers of a node's ranks. The rest needs CUDA's types for small
+// floating-point numbers.
 #pragma once
 
 #include <nccl.h>
