@@ -67,7 +67,7 @@ fn poll_until_stopped(shared: &Shared, busy_poll: Duration, callbacks: &mut Vec<
         let ended = {
             let mut engine = shared.engine();
             shared.serve_inbox(&mut engine);
-            engine.run_scheduled();
+            engine.flush();
             let busy = engine.poll(timers);
             engine.take_callbacks(callbacks);
             idle_polls = if busy || !callbacks.is_empty() { 0 } else { idle_polls.saturating_add(1) };
@@ -118,7 +118,7 @@ fn stop_channels(shared: &Shared, callbacks: &mut Vec<Callback>) {
     loop {
         let mut engine = shared.engine();
         shared.serve_inbox(&mut engine);
-        engine.run_scheduled();
+        engine.flush();
         let elapsed = begin.elapsed();
         if elapsed <= CLOSE_LIMIT {
             engine.end_open(&ChannelError::Stopped);

@@ -37,8 +37,8 @@ use crate::proto::carrier::{Carrier, Event, FirstIds, Hello, Loss, Peer, Progres
 use crate::proto::wire::{CONTROL_MAX, Control, Kind, Transport};
 use crate::{Config, Payload, Violation};
 use endpoint::{
-    Abilities, Addr, CONTROL, Completion, Endpoint, ID_MASK, LENGTH_BUFFER, NO_SESSION, Operation, Pattern, Receive,
-    ReceiveError, ReceiveResult, Received, Send, SendResult, Token, token,
+    Abilities, Addr, CONTROL, Completion, Endpoint, ID_MASK, LENGTH_BUFFER, Operation, Pattern, Receive, ReceiveError,
+    ReceiveResult, Received, Send, SendResult, SessionId, Token,
 };
 use incoming::{Incoming, Limits};
 use outgoing::Outgoing;
@@ -64,26 +64,24 @@ struct LastIds {
 struct Known {
     addr: Addr,
     /// The session of its channel.
-    session: Option<u32>,
+    session: Option<Box<Session>>,
     /// Of its last session that has ended.
     prior: Option<LastIds>,
 }
 
-/// The channel that a hello of this end names.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct HelloKey {
+/// A hello of this end that hasn't been answered.
+struct SentHello {
+    to: Peer,
     channel: u32,
     secret: u64,
 }
 
 /// The messages of one channel.
 struct Session {
-    peer: Peer,
+    id: SessionId,
     addr: Addr,
     outgoing: Outgoing,
     incoming: Incoming,
-    /// This end's hello, until it's answered.
-    hello: Option<HelloKey>,
     last_heard: Instant,
     /// When this side last peeked for payloads without a length.
     last_payload_peek: Instant,
@@ -92,10 +90,14 @@ struct Session {
 }
 
 impl Session {
+    fn last_ids(&self) -> LastIds {
+        LastIds { write: self.outgoing.next_id(), read: self.incoming.next_id() }
+    }
+
     /// Reports the messages that have been sent, in order.
     fn report_sent(&mut self, events: &mut Vec<Event>) {
         while let Some((id, body)) = self.outgoing.take_sent() {
-            events.push(Event::Sent { to: self.peer, id, body });
+            events.push(Event::Sent { to: self.id.peer, id, body });
         }
     }
 }
@@ -135,9 +137,9 @@ pub(crate) struct Tags<E> {
     peers: Vec<Known>,
     by_name: HashMap<Box<[u8]>, Peer>,
     by_addr: HashMap<Addr, Peer>,
-    sessions: Vec<Option<Box<Session>>>,
-    /// Sessions whose hello hasn't been answered.
-    connecting: Vec<u32>,
+    /// Number of the next session.
+    next_session: u64,
+    sent_hellos: Vec<SentHello>,
     pending_hellos: VecDeque<PendingHello>,
     pub(crate) unsent_control: VecDeque<UnsentControl>,
     control_in_flight: usize,
@@ -150,17 +152,22 @@ pub(crate) struct Tags<E> {
     suspected_tag: Option<u64>,
     last_check: Instant,
     /// Sessions to pump, and the working list.
-    scheduled: Vec<u32>,
-    pumping: Vec<u32>,
+    scheduled: Vec<SessionId>,
+    pumping: Vec<SessionId>,
     completions: Vec<Completion>,
     events: Vec<Event>,
     failure: Option<Error>,
     now: Instant,
 }
 
-/// Finds a session while other fields of the carrier are borrowed.
-fn find(sessions: &mut [Option<Box<Session>>], number: u32) -> Option<&mut Session> {
-    sessions.get_mut(number as usize)?.as_deref_mut()
+/// Finds a peer's session while other fields of the carrier are borrowed.
+fn of_peer(peers: &mut [Known], peer: Peer) -> Option<&mut Session> {
+    peers.get_mut(peer.0 as usize)?.session.as_deref_mut()
+}
+
+/// Finds a session, if it hasn't ended, while other fields of the carrier are borrowed.
+fn find(peers: &mut [Known], id: SessionId) -> Option<&mut Session> {
+    of_peer(peers, id.peer).filter(|session| session.id == id)
 }
 
 impl<E: Endpoint> Tags<E> {
@@ -186,8 +193,8 @@ impl<E: Endpoint> Tags<E> {
             peers: Vec::new(),
             by_name: HashMap::new(),
             by_addr: HashMap::new(),
-            sessions: Vec::new(),
-            connecting: Vec::new(),
+            next_session: 0,
+            sent_hellos: Vec::new(),
             pending_hellos: VecDeque::new(),
             unsent_control: VecDeque::new(),
             control_in_flight: 0,
@@ -207,13 +214,9 @@ impl<E: Endpoint> Tags<E> {
         this
     }
 
-    fn known(&mut self, peer: Peer) -> Option<&mut Known> {
-        self.peers.get_mut(peer.0 as usize)
-    }
-
-    fn session_of(&mut self, peer: Peer) -> Option<&mut Session> {
-        let number = self.peers.get(peer.0 as usize)?.session?;
-        find(&mut self.sessions, number)
+    /// Returns the ids after the messages of the last session with a peer that has ended.
+    fn prior(&self, peer: Peer) -> Option<LastIds> {
+        self.peers.get(peer.0 as usize)?.prior
     }
 
     /// Returns the peer with that endpoint name.
@@ -231,45 +234,44 @@ impl<E: Endpoint> Tags<E> {
 
     /// Begins a session with a peer.
     fn begin(&mut self, peer: Peer, write: u32) -> Option<&mut Session> {
-        let number = self.sessions.len() as u32;
+        let id = SessionId { peer, number: self.next_session };
+        self.next_session += 1;
         let (now, limits) = (self.now, self.limits);
-        let known = self.known(peer).filter(|_| number < NO_SESSION)?;
-        known.session = Some(number);
+        let known = self.peers.get_mut(peer.0 as usize)?;
         let (addr, follows_prior) = (known.addr, known.prior.is_some());
-        self.sessions.push(Some(Box::new(Session {
-            peer,
+        let session = Session {
+            id,
             addr,
-            outgoing: Outgoing::new(number, addr, write),
-            incoming: Incoming::new(number, addr, limits, follows_prior),
-            hello: None,
+            outgoing: Outgoing::new(id, addr, write),
+            incoming: Incoming::new(id, addr, limits, follows_prior),
             last_heard: now,
             last_payload_peek: now,
             is_scheduled: false,
-        })));
-        find(&mut self.sessions, number)
+        };
+        Some(known.session.insert(Box::new(session)))
     }
 
     /// Marks a session as having something to post. It's pumped once, by [`Carrier::flush`].
-    fn schedule(&mut self, number: u32) {
-        if let Some(session) = find(&mut self.sessions, number)
+    fn schedule(&mut self, peer: Peer) {
+        if let Some(session) = of_peer(&mut self.peers, peer)
             && !session.is_scheduled
         {
             session.is_scheduled = true;
-            self.scheduled.push(number);
+            self.scheduled.push(session.id);
         }
     }
 
     /// Posts what the session can post.
-    fn pump(&mut self, number: u32) {
-        let Some(session) = find(&mut self.sessions, number) else { return };
+    fn pump(&mut self, id: SessionId) {
+        let Some(session) = find(&mut self.peers, id) else { return };
         session.is_scheduled = false;
-        let (peer, endpoint) = (session.peer, &mut self.endpoint);
+        let (peer, endpoint) = (id.peer, &mut self.endpoint);
         let sent = session.outgoing.pump(endpoint).map_err(Loss::Connection);
         let posted = sent.and_then(|retry| Ok(session.incoming.pump(endpoint).map_err(Loss::Receive)? | retry));
         session.report_sent(&mut self.events);
         match posted {
             Ok(false) => {}
-            Ok(true) => self.schedule(number),
+            Ok(true) => self.schedule(peer),
             Err(loss) => self.events.push(Event::Lost { peer, loss }),
         }
     }
@@ -281,13 +283,13 @@ impl<E: Endpoint> Tags<E> {
             let Some(Known { addr, session, .. }) = self.peers.get(to.0 as usize) else { continue };
             // A refusal or a challenge is for a channel that isn't the session's.
             let of_session = !matches!(message.kind, Kind::Refuse | Kind::PathChallenge);
-            let session = session.filter(|_| of_session).unwrap_or(NO_SESSION);
+            let session = session.as_ref().filter(|_| of_session).map(|session| session.id);
             let name: &[u8] = if message.kind == Kind::Hello { &self.properties.name } else { &[] };
             let send = Send {
                 to: *addr,
                 tag: CONTROL | message.kind as u64,
                 body: message.emit(name).into(),
-                token: token(Operation::SendControl, session, message.kind as u32),
+                token: Token { operation: Operation::SendControl, session, id: message.kind as u32 },
                 more: false,
             };
             match self.endpoint.send(send) {
@@ -305,7 +307,7 @@ impl<E: Endpoint> Tags<E> {
     fn post_control_receives(&mut self) {
         while let Some((index, buffer)) = self.unposted.pop() {
             let pattern = Pattern { tag: CONTROL, ignore: ID_MASK };
-            let token = token(Operation::ReceiveControl, NO_SESSION, index);
+            let token = Token { operation: Operation::ReceiveControl, session: None, id: index };
             match self.endpoint.receive(Receive { from: None, pattern, buffer, len: CONTROL_BUFFER, token }) {
                 ReceiveResult::Posted => {}
                 ReceiveResult::Retry(buffer) => return self.unposted.push((index, buffer)),
@@ -319,34 +321,24 @@ impl<E: Endpoint> Tags<E> {
 
     fn completed(&mut self, completion: Completion) {
         match completion {
-            Completion::Sent { token, body, result } => {
-                if let Some(token) = Token::parse(token) {
-                    self.sent(token, body, result);
-                }
-            }
-            Completion::Received(received) => match Token::parse(received.token) {
-                Some(Token { operation: Operation::ReceiveControl | Operation::ReceiveUnknown, id, .. }) => {
-                    self.received_from_any(received, id);
-                }
-                Some(token) => self.received(token, received),
-                None => {}
+            Completion::Sent { token, body, result } => self.sent(token, body, result),
+            Completion::Received(received) => match received.token.operation {
+                Operation::ReceiveControl | Operation::ReceiveUnknown => self.received_from_any(received),
+                _ => self.received(received),
             },
-            Completion::Peeked { token, found } => {
-                if let Some(token) = Token::parse(token) {
-                    self.peeked(token, found);
-                }
-            }
+            Completion::Peeked { token, found } => self.peeked(token, found),
         }
     }
 
-    fn sent(&mut self, Token { operation, session: number, id }: Token, body: Payload, result: Result<(), Error>) {
+    fn sent(&mut self, Token { operation, session, id }: Token, body: Payload, result: Result<(), Error>) {
         if operation == Operation::SendControl {
             self.control_in_flight = self.control_in_flight.saturating_sub(1);
         }
-        let Some(session) = find(&mut self.sessions, number) else { return };
+        let Some(session) = session.and_then(|id| find(&mut self.peers, id)) else { return };
+        let peer = session.id.peer;
         match (result, operation) {
             (Err(error), _) => {
-                self.events.push(Event::Lost { peer: session.peer, loss: Loss::Connection(error) });
+                self.events.push(Event::Lost { peer, loss: Loss::Connection(error) });
                 return;
             }
             (Ok(()), Operation::SendLength) => session.outgoing.length_sent(id),
@@ -354,12 +346,13 @@ impl<E: Endpoint> Tags<E> {
             (Ok(()), _) => return,
         }
         session.report_sent(&mut self.events);
-        self.schedule(number);
+        self.schedule(peer);
     }
 
-    fn received(&mut self, Token { operation, session: number, id }: Token, received: Received) {
-        let now = self.now;
-        let Some(session) = find(&mut self.sessions, number) else { return };
+    fn received(&mut self, received: Received) {
+        let (now, Token { operation, session, id }) = (self.now, received.token);
+        let Some(session) = session.and_then(|id| find(&mut self.peers, id)) else { return };
+        let peer = session.id.peer;
         let (is_length, message) = (operation == Operation::ReceiveLength, (received.tag & ID_MASK) as u32);
         let violation = match received.result {
             Ok(()) => {
@@ -370,7 +363,7 @@ impl<E: Endpoint> Tags<E> {
                     session.incoming.payload(id, received.bytes)
                 };
                 while let Some(bytes) = session.incoming.take_complete() {
-                    self.events.push(Event::Message { from: session.peer, bytes });
+                    self.events.push(Event::Message { from: peer, bytes });
                 }
                 arrived.err()
             }
@@ -389,22 +382,20 @@ impl<E: Endpoint> Tags<E> {
             }
             Err(ReceiveError::Truncated) => Some(session.incoming.too_long(id)),
             Err(ReceiveError::Failed(error)) => {
-                self.events.push(Event::Lost { peer: session.peer, loss: Loss::Receive(error) });
+                self.events.push(Event::Lost { peer, loss: Loss::Receive(error) });
                 return;
             }
         };
         match violation {
-            Some(violation) => {
-                self.events.push(Event::Lost { peer: session.peer, loss: Loss::Violation(violation) });
-            }
-            None => self.schedule(number),
+            Some(violation) => self.events.push(Event::Lost { peer, loss: Loss::Violation(violation) }),
+            None => self.schedule(peer),
         }
     }
 
     /// Handles the end of a receive for any peer: a control message, or a message with an unknown tag.
-    fn received_from_any(&mut self, received: Received, index: u32) {
-        let Received { token, bytes, tag, from, result } = received;
-        let is_control = Token::parse(token).is_some_and(|token| token.operation == Operation::ReceiveControl);
+    fn received_from_any(&mut self, received: Received) {
+        let Received { token: Token { operation, id: index, .. }, bytes, tag, from, result } = received;
+        let is_control = operation == Operation::ReceiveControl;
         match result {
             Ok(()) | Err(ReceiveError::Truncated) => {
                 self.failures = 0;
@@ -445,7 +436,7 @@ impl<E: Endpoint> Tags<E> {
     /// Handles a message that no channel sends, of any peer.
     fn violated(&mut self, violation: Violation, from: Option<Addr>) {
         let peer = from.and_then(|from| self.by_addr.get(&from)).copied();
-        match peer.filter(|peer| self.session_of(*peer).is_some()) {
+        match peer.filter(|peer| of_peer(&mut self.peers, *peer).is_some()) {
             Some(peer) => self.events.push(Event::Lost { peer, loss: Loss::Violation(violation) }),
             None => log::warn!("a message from an unknown sender was dropped: {violation}"),
         }
@@ -460,11 +451,11 @@ impl<E: Endpoint> Tags<E> {
         }
         self.last_check = now;
         self.peek_unknown_tags();
-        for number in 0..self.sessions.len() as u32 {
-            let Some(session) = find(&mut self.sessions, number) else { continue };
+        for peer in 0..self.peers.len() as u32 {
+            let Some(session) = of_peer(&mut self.peers, Peer(peer)) else { continue };
             if session.incoming.is_waiting() && now.duration_since(session.last_payload_peek) >= self.ping_after {
                 session.last_payload_peek = now;
-                self.peek_payload(number);
+                self.peek_payload(Peer(peer));
             }
         }
     }
@@ -485,50 +476,39 @@ impl<E: Endpoint> Carrier for Tags<E> {
     }
 
     fn send_hello(&mut self, to: Peer, hello: Control) {
-        let ids = self.known(to).and_then(|known| known.prior).map(LastIds::next);
+        let ids = self.prior(to).map(LastIds::next);
         let (id, start_id) = ids.map_or((self.start_id, 0), |ids| (ids.write, ids.read));
-        let Some(session) = self.begin(to, id) else { return };
-        session.hello = Some(HelloKey { channel: hello.from, secret: hello.sender_secret });
-        self.connecting.extend(self.peers[to.0 as usize].session);
+        if self.begin(to, id).is_none() {
+            return;
+        }
+        self.sent_hellos.push(SentHello { to, channel: hello.from, secret: hello.sender_secret });
         self.send_control(to, Control { id, start_id, ..hello });
     }
 
     fn open(&mut self, peer: Peer, greeting: &Control) -> FirstIds {
         if greeting.kind == Kind::Hello {
-            let prior = self.known(peer).and_then(|known| known.prior);
-            let write = if greeting.start_id == 0 {
-                prior.map_or(self.start_id, |prior| prior.next().write)
-            } else {
-                greeting.start_id
+            let write = match greeting.start_id {
+                0 => self.prior(peer).map_or(self.start_id, |prior| prior.next().write),
+                start_id => start_id,
             };
             self.begin(peer, write);
         }
-        let Some(number) = self.known(peer).and_then(|known| known.session) else { return FirstIds::default() };
-        self.connecting.retain(|connecting| *connecting != number);
-        let Some(session) = find(&mut self.sessions, number) else { return FirstIds::default() };
-        session.hello = None;
+        self.sent_hellos.retain(|hello| hello.to != peer);
+        let Some(session) = of_peer(&mut self.peers, peer) else { return FirstIds::default() };
         session.incoming.start_at(greeting.id);
         let ids = FirstIds { write: session.outgoing.next_id(), read: greeting.id };
         if session.incoming.follows_prior {
-            self.peek_payload(number);
+            self.peek_payload(peer);
         }
         ids
     }
 
     fn close(&mut self, peer: Peer) {
-        let Some(number) = self.known(peer).and_then(|known| known.session.take()) else { return };
-        self.connecting.retain(|connecting| *connecting != number);
-        let Some(session) = self.sessions.get_mut(number as usize).and_then(Option::take) else { return };
-        let last = LastIds { write: session.outgoing.next_id(), read: session.incoming.next_id() };
-        if let Some(known) = self.known(peer) {
-            known.prior = Some(last);
-        }
-        self.endpoint.cancel(&|token| {
-            Token::parse(token).is_some_and(|token| {
-                token.session == number
-                    && matches!(token.operation, Operation::ReceiveLength | Operation::ReceivePayload)
-            })
-        });
+        let Some(known) = self.peers.get_mut(peer.0 as usize) else { return };
+        let Some(session) = known.session.take() else { return };
+        known.prior = Some(session.last_ids());
+        self.sent_hellos.retain(|hello| hello.to != peer);
+        self.endpoint.cancel(&|token| token.session == Some(session.id));
     }
 
     fn send_control(&mut self, to: Peer, message: Control) {
@@ -546,8 +526,7 @@ impl<E: Endpoint> Carrier for Tags<E> {
     }
 
     fn send(&mut self, to: Peer, id: u32, body: Payload) -> Option<Payload> {
-        let number = self.known(to)?.session?;
-        let session = find(&mut self.sessions, number)?;
+        let session = of_peer(&mut self.peers, to)?;
         session.outgoing.push(body);
         let retry = session.outgoing.pump(&mut self.endpoint);
         let mut own = None;
@@ -560,29 +539,28 @@ impl<E: Endpoint> Carrier for Tags<E> {
         }
         match retry {
             Ok(false) => {}
-            Ok(true) => self.schedule(number),
+            Ok(true) => self.schedule(to),
             Err(error) => self.events.push(Event::Lost { peer: to, loss: Loss::Connection(error) }),
         }
         own
     }
 
     fn stop_sending(&mut self, to: Peer) {
-        if let Some(session) = self.session_of(to) {
+        if let Some(session) = of_peer(&mut self.peers, to) {
             session.outgoing.stop();
         }
     }
 
     fn read(&mut self, from: Peer, buffer: Vec<u8>) {
-        let Some(number) = self.known(from).and_then(|known| known.session) else { return };
-        if let Some(session) = find(&mut self.sessions, number) {
+        if let Some(session) = of_peer(&mut self.peers, from) {
             session.incoming.read(buffer);
-            self.schedule(number);
+            self.schedule(from);
         }
     }
 
     fn flush(&mut self) {
         let mut pumping = std::mem::replace(&mut self.scheduled, std::mem::take(&mut self.pumping));
-        pumping.drain(..).for_each(|number| self.pump(number));
+        pumping.drain(..).for_each(|session| self.pump(session));
         self.pumping = pumping;
     }
 
@@ -603,9 +581,7 @@ impl<E: Endpoint> Carrier for Tags<E> {
     }
 
     fn progress(&self, peer: Peer) -> Progress {
-        let number = self.peers.get(peer.0 as usize).and_then(|known| known.session);
-        let session = number.and_then(|number| self.sessions.get(number as usize)?.as_deref());
-        match session {
+        match self.peers.get(peer.0 as usize).and_then(|known| known.session.as_deref()) {
             None => Progress { last_heard: self.now, reading: 0, writing: 0 },
             Some(session) => Progress {
                 last_heard: session.last_heard,
@@ -616,11 +592,11 @@ impl<E: Endpoint> Carrier for Tags<E> {
     }
 
     fn overdue(&mut self, peer: Peer, now: Instant, limit: Duration) -> Option<Violation> {
-        self.session_of(peer)?.incoming.overdue(now, limit)
+        of_peer(&mut self.peers, peer)?.incoming.overdue(now, limit)
     }
 
     fn restart_deadlines(&mut self, peer: Peer) {
-        if let Some(session) = self.session_of(peer) {
+        if let Some(session) = of_peer(&mut self.peers, peer) {
             session.incoming.restart_deadlines();
         }
     }

@@ -64,8 +64,6 @@ pub(crate) struct ChannelState {
     pub last_heard: Instant,
     /// When the ping that is still unanswered was sent.
     pub pinged_at: Option<Instant>,
-    /// Whether the channel is on the engine's list of channels to pump.
-    pub scheduled: bool,
 }
 
 impl ChannelState {

@@ -31,9 +31,6 @@ pub(crate) struct Engine {
     peers: usize,
     /// Hellos that haven't been answered: of this poll, and of peers whose earlier channel has messages to read.
     hellos: Vec<Hello>,
-    /// Channels to pump in [`Engine::run_scheduled`], and its working list.
-    scheduled: Vec<u32>,
-    pumping: Vec<u32>,
     events: Vec<Event>,
     callbacks: Vec<Callback>,
     now: Instant,
@@ -61,8 +58,6 @@ impl Engine {
             by_peer: Vec::new(),
             peers: 0,
             hellos: Vec::new(),
-            scheduled: Vec::new(),
-            pumping: Vec::new(),
             events: Vec::new(),
             callbacks: Vec::new(),
             now,
@@ -101,7 +96,7 @@ impl Engine {
 
     /// Returns whether there is work that no event will announce.
     pub fn has_work(&self) -> bool {
-        self.carrier.has_work() || !(self.callbacks.is_empty() && self.scheduled.is_empty())
+        self.carrier.has_work() || !self.callbacks.is_empty()
     }
 
     /// Returns whether no channel is open and no control message is unsent or in flight.
@@ -112,6 +107,11 @@ impl Engine {
     /// Replaces the carrier. The old one produces no events.
     pub fn replace_carrier(&mut self, carrier: Box<dyn Carrier>) -> Box<dyn Carrier> {
         std::mem::replace(&mut self.carrier, carrier)
+    }
+
+    /// Sends what the carrier held back.
+    pub fn flush(&mut self) {
+        self.carrier.flush();
     }
 
     /// Advances the engine's clock: the limits of later requests count from `now`.
@@ -146,29 +146,6 @@ impl Engine {
         for listening in self.listeners.iter_mut().flatten() {
             listening.fail(error, &mut self.callbacks);
         }
-    }
-
-    /// Marks a channel as having something to post. It's pumped once, after all events of a poll.
-    fn schedule(&mut self, channel: u32) {
-        if let Some(state) = find(&mut self.channels, channel)
-            && !state.scheduled
-        {
-            state.scheduled = true;
-            self.scheduled.push(channel);
-        }
-    }
-
-    /// Pumps the scheduled channels.
-    pub fn run_scheduled(&mut self) {
-        let mut pumping = std::mem::replace(&mut self.scheduled, std::mem::take(&mut self.pumping));
-        for channel in pumping.drain(..) {
-            if let Some(state) = self.state_of(channel) {
-                state.scheduled = false;
-                self.pump(channel);
-            }
-        }
-        self.pumping = pumping;
-        self.carrier.flush();
     }
 
     /// Sends what the channel can send, and advances a close.
@@ -258,11 +235,10 @@ impl Engine {
         for hello in std::mem::take(&mut self.hellos) {
             self.hello(hello);
         }
-        self.run_scheduled();
         if let Some(now) = now {
             self.timers(now);
-            self.carrier.flush();
         }
+        self.carrier.flush();
         is_busy
     }
 
@@ -271,22 +247,16 @@ impl Engine {
             Event::Hello(hello) => self.hellos.push(hello),
             Event::Control(message) => self.control(&message),
             Event::Message { from, bytes } => {
-                let channel = self.channel_of(from);
-                if let Some(channel) = channel
-                    && let Some(state) = find(&mut self.channels, channel).filter(|state| state.is_live())
-                {
-                    state.incoming.message(bytes, &mut self.callbacks);
-                    self.schedule(channel);
-                }
+                let Some(channel) = self.channel_of(from) else { return };
+                let Some(state) = find(&mut self.channels, channel).filter(|state| state.is_live()) else { return };
+                state.incoming.message(bytes, &mut self.callbacks);
+                self.pump(channel);
             }
             Event::Sent { to, id, body } => {
-                let channel = self.channel_of(to);
-                if let Some(channel) = channel
-                    && let Some(state) = find(&mut self.channels, channel).filter(|state| state.is_live())
-                {
-                    state.outgoing.sent(id, body, &mut self.callbacks);
-                    self.schedule(channel);
-                }
+                let Some(channel) = self.channel_of(to) else { return };
+                let Some(state) = find(&mut self.channels, channel).filter(|state| state.is_live()) else { return };
+                state.outgoing.sent(id, body, &mut self.callbacks);
+                self.pump(channel);
             }
             Event::Lost { peer, loss } => self.lost(peer, loss),
         }

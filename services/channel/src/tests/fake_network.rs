@@ -8,10 +8,13 @@ use ferrogin_test_support::Random;
 
 use crate::Payload;
 use crate::carrier::tags::endpoint::{
-    Abilities, Addr, Completion, Endpoint, Found, Pattern, Receive, ReceiveError, ReceiveResult, Received, Send,
-    SendResult,
+    Abilities, Addr, Completion, Endpoint, Found, Operation, Pattern, Receive, ReceiveError, ReceiveResult, Received,
+    Send, SendResult, Token,
 };
 use ferrogin_libfabric::{Error, bindings};
+
+/// Of the operations that a test posts itself.
+const TOKEN: Token = Token { operation: Operation::SendControl, session: None, id: 0 };
 
 struct Message {
     from: usize,
@@ -39,7 +42,7 @@ struct State {
     by_name: HashMap<Vec<u8>, usize>,
     in_flight: Vec<Message>,
     /// Sends whose bytes are still being read: the message leaves when they end, with the bytes as they are then.
-    sending: Vec<(Message, Payload, u64)>,
+    sending: Vec<(Message, Payload, Token)>,
     hostile: bool,
 }
 
@@ -142,7 +145,7 @@ impl Fake {
 
     /// Sends a message.
     pub fn post(&mut self, to: Addr, tag: u64, body: impl Into<Payload>) {
-        self.send(Send { to, tag, body: body.into(), token: 0, more: false });
+        self.send(Send { to, tag, body: body.into(), token: TOKEN, more: false });
     }
 
     /// Returns the completions so far.
@@ -154,7 +157,7 @@ impl Fake {
 
     /// Receives a message of at most `len` bytes.
     pub fn receive_bytes(&mut self, from: Option<Addr>, pattern: Pattern, len: usize) -> ReceiveResult {
-        self.receive(Receive { from, pattern, buffer: Vec::new(), len, token: 0 })
+        self.receive(Receive { from, pattern, buffer: Vec::new(), len, token: TOKEN })
     }
 }
 
@@ -254,7 +257,7 @@ impl Endpoint for Fake {
         ReceiveResult::Posted
     }
 
-    fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool {
+    fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: Token) -> bool {
         let mut state = self.net.state();
         if state.must_retry() {
             return false;
@@ -266,7 +269,7 @@ impl Endpoint for Fake {
         true
     }
 
-    fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
+    fn cancel(&mut self, which: &dyn Fn(Token) -> bool) {
         let mut state = self.net.state();
         let port = &mut state.ports[self.port];
         port.completions.extend(port.posted.extract_if(.., |posted| which(posted.token)).map(|posted| {

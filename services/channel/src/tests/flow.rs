@@ -3,7 +3,7 @@
 use super::fake_network::{Fake, Net};
 use crate::Payload;
 use crate::carrier::Closed;
-use crate::carrier::tags::endpoint::Addr;
+use crate::carrier::tags::endpoint::{Addr, SessionId};
 use crate::carrier::tags::outgoing::{Outgoing, PAYLOAD_WINDOW};
 use crate::proto::ReadId;
 use crate::proto::carrier::Peer;
@@ -12,7 +12,7 @@ use crate::proto::outgoing;
 
 /// `count` messages of `len` bytes, and an endpoint that copies short messages and has a payload window.
 fn writer(count: usize, len: usize) -> (Outgoing, Fake) {
-    let mut outgoing = Outgoing::new(0, Addr(0), 0);
+    let mut outgoing = Outgoing::new(SessionId { peer: Peer(0), number: 0 }, Addr(0), 0);
     (0..count).for_each(|_| outgoing.push(vec![0; len].into()));
     let mut fake = Net::new(1, false).endpoint();
     (fake.copied, fake.abilities.payload_window) = (64, PAYLOAD_WINDOW);

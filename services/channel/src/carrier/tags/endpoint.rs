@@ -3,9 +3,9 @@
 use std::os::fd::RawFd;
 
 use ferrogin_libfabric::Error;
-use zerocopy::{Immutable, KnownLayout, TryFromBytes};
 
 use crate::Payload;
+use crate::proto::carrier::Peer;
 
 /// Tag of message 0's length; other messages add their id.
 pub(crate) const LENGTH: u64 = 1 << 32;
@@ -15,10 +15,6 @@ pub(crate) const PAYLOAD: u64 = 1 << 33;
 pub(crate) const CONTROL: u64 = 1 << 34;
 /// The id part of a tag.
 pub(crate) const ID_MASK: u64 = 0xffff_ffff;
-/// Bits of a session's number.
-const SESSION_BITS: u32 = 28;
-/// The session in operations that belong to none. Numbers are never reused.
-pub(crate) const NO_SESSION: u32 = (1 << SESSION_BITS) - 1;
 /// Bytes of the receive buffer for a length. A length has 8 bytes; the longer buffer shows when a length message is too
 /// long.
 pub(crate) const LENGTH_BUFFER: usize = 16;
@@ -38,40 +34,35 @@ impl Pattern {
 }
 
 /// What an operation is for.
-#[derive(Clone, Copy, Debug, Immutable, KnownLayout, PartialEq, Eq, TryFromBytes)]
-#[repr(u8)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
-    SendLength = 1,
-    SendPayload = 2,
-    ReceiveLength = 3,
-    ReceivePayload = 4,
-    SendControl = 5,
-    ReceiveControl = 6,
-    ReceiveUnknown = 7,
-    PeekUnknown = 8,
-    PeekPayload = 9,
-    Discard = 10,
+    SendLength,
+    SendPayload,
+    ReceiveLength,
+    ReceivePayload,
+    SendControl,
+    ReceiveControl,
+    ReceiveUnknown,
+    PeekUnknown,
+    PeekPayload,
+    Discard,
+}
+
+/// The messages of one channel: the peer, and a number that is never reused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SessionId {
+    pub peer: Peer,
+    pub number: u64,
 }
 
 /// What identifies an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Token {
     pub operation: Operation,
-    pub session: u32,
+    /// None for an operation that belongs to no session.
+    pub session: Option<SessionId>,
     /// Id of the message, or an index.
     pub id: u32,
-}
-
-/// Builds an operation's token: 4 bits of operation, 28 bits of session, 32 bits of message id or index.
-pub(crate) fn token(operation: Operation, session: u32, id: u32) -> u64 {
-    (operation as u64) << 60 | u64::from(session) << 32 | u64::from(id)
-}
-
-impl Token {
-    pub fn parse(token: u64) -> Option<Self> {
-        let operation = Operation::try_read_from_bytes(&[(token >> 60) as u8]).ok()?;
-        Some(Self { operation, session: (token >> 32) as u32 & NO_SESSION, id: token as u32 })
-    }
 }
 
 /// An endpoint in the address vector.
@@ -83,7 +74,7 @@ pub(crate) struct Send {
     pub to: Addr,
     pub tag: u64,
     pub body: Payload,
-    pub token: u64,
+    pub token: Token,
     /// The caller is about to send more to the same endpoint, which has no use for this message alone.
     pub more: bool,
 }
@@ -110,7 +101,7 @@ pub(crate) struct Receive {
     pub buffer: Vec<u8>,
     /// Length of the longest message, in bytes.
     pub len: usize,
-    pub token: u64,
+    pub token: Token,
 }
 
 /// The result of a receive.
@@ -138,7 +129,7 @@ pub(crate) enum ReceiveError {
 /// The end of a receive.
 #[derive(Debug)]
 pub(crate) struct Received {
-    pub token: u64,
+    pub token: Token,
     /// The buffer, which has the message.
     pub bytes: Vec<u8>,
     pub tag: u64,
@@ -160,13 +151,13 @@ pub(crate) struct Found {
 pub(crate) enum Completion {
     /// A send ended: the endpoint no longer reads the payload.
     Sent {
-        token: u64,
+        token: Token,
         body: Payload,
         result: Result<(), Error>,
     },
     Received(Received),
     Peeked {
-        token: u64,
+        token: Token,
         found: Option<Found>,
     },
 }
@@ -198,9 +189,9 @@ pub(crate) trait Endpoint: std::marker::Send + 'static {
     fn receive(&mut self, receive: Receive) -> ReceiveResult;
     /// Looks for an unmatched message from `from` (None: any endpoint) and leaves it in place: [`Completion::Peeked`]
     /// follows. False if the endpoint can't peek.
-    fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool;
+    fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: Token) -> bool;
     /// Cancels receives: each still produces one completion.
-    fn cancel(&mut self, which: &dyn Fn(u64) -> bool);
+    fn cancel(&mut self, which: &dyn Fn(Token) -> bool);
     /// Makes progress and appends the completions.
     fn poll(&mut self, completions: &mut Vec<Completion>) -> Result<(), Error>;
     /// Returns a descriptor that becomes readable when a poll has work, if the endpoint has one.

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 use ferrogin_libfabric::Error;
 
 use super::endpoint::{
-    Addr, Endpoint, ID_MASK, LENGTH, LENGTH_BUFFER, Operation, PAYLOAD, Pattern, Receive, ReceiveResult, token,
+    Addr, Endpoint, ID_MASK, LENGTH, LENGTH_BUFFER, Operation, PAYLOAD, Pattern, Receive, ReceiveResult, SessionId,
+    Token,
 };
 use crate::proto::carrier::transfer_time;
 use crate::{Violation, buffer_pool};
@@ -43,7 +44,7 @@ pub(crate) struct Limits {
 
 /// Messages on their way from a peer.
 pub(crate) struct Incoming {
-    session: u32,
+    session: SessionId,
     peer: Addr,
     /// Id of the next message to deliver: the front of `window`.
     next: u32,
@@ -54,8 +55,6 @@ pub(crate) struct Incoming {
     length_receives: usize,
     length_buffers: Vec<Vec<u8>>,
     limits: Limits,
-    /// Number of the next receive for a length.
-    next_length_receive: u32,
     /// Since when the front message has been waited for, while it or a later one has begun.
     stalled_since: Option<Instant>,
     orphan_payload: Option<OrphanPayload>,
@@ -64,7 +63,7 @@ pub(crate) struct Incoming {
 }
 
 impl Incoming {
-    pub fn new(session: u32, peer: Addr, limits: Limits, follows_prior: bool) -> Self {
+    pub fn new(session: SessionId, peer: Addr, limits: Limits, follows_prior: bool) -> Self {
         Self {
             session,
             peer,
@@ -74,7 +73,6 @@ impl Incoming {
             length_receives: 0,
             length_buffers: Vec::new(),
             limits,
-            next_length_receive: 0,
             stalled_since: None,
             orphan_payload: None,
             follows_prior,
@@ -120,7 +118,7 @@ impl Incoming {
                 buffer = buffer_pool::take(len).unwrap_or(buffer);
             }
             let pattern = Pattern { tag: PAYLOAD | u64::from(id), ignore: 0 };
-            let token = token(Operation::ReceivePayload, self.session, id);
+            let token = Token { operation: Operation::ReceivePayload, session: Some(self.session), id };
             match endpoint.receive(Receive { from: Some(self.peer), pattern, buffer, len, token }) {
                 ReceiveResult::Posted => *entry = Arrival::Posted(len),
                 ReceiveResult::Retry(buffer) => {
@@ -135,12 +133,9 @@ impl Incoming {
         while self.length_receives + begun < wanted {
             let buffer = self.length_buffers.pop().unwrap_or_default();
             let pattern = Pattern { tag: LENGTH, ignore: ID_MASK };
-            let token = token(Operation::ReceiveLength, self.session, self.next_length_receive);
+            let token = Token { operation: Operation::ReceiveLength, session: Some(self.session), id: 0 };
             match endpoint.receive(Receive { from: Some(self.peer), pattern, buffer, len: LENGTH_BUFFER, token }) {
-                ReceiveResult::Posted => {
-                    self.length_receives += 1;
-                    self.next_length_receive = self.next_length_receive.wrapping_add(1);
-                }
+                ReceiveResult::Posted => self.length_receives += 1,
                 ReceiveResult::Retry(buffer) => {
                     self.length_buffers.push(buffer);
                     return Ok(true);
@@ -184,6 +179,7 @@ impl Incoming {
         self.orphan_payload = None;
         Ok(())
     }
+
     /// Called when a payload has arrived.
     pub fn payload(&mut self, id: u32, bytes: Vec<u8>) -> Result<(), Violation> {
         let entry = self.window.get_mut(id.wrapping_sub(self.next) as usize).and_then(Option::as_mut);

@@ -9,45 +9,24 @@ use std::collections::VecDeque;
 
 use ferrogin_libfabric::Error;
 
-use super::endpoint::{Addr, Endpoint, LENGTH, Operation, PAYLOAD, Send, SendResult, token};
+use super::endpoint::{Addr, Endpoint, LENGTH, Operation, PAYLOAD, Send, SendResult, SessionId, Token};
 use crate::Payload;
 
 /// How many payload bytes a stream gets at a time, if that is more than two payloads: enough to keep the stream busy,
 /// but few enough that control data of later payloads doesn't wait long behind them.
 pub(crate) const PAYLOAD_WINDOW: usize = 4 << 20;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum SendState {
-    Waiting,
-    Posted,
-    Done,
-}
-
 struct Message {
-    length: SendState,
-    payload: SendState,
+    /// How many of its two parts haven't been sent.
+    unsent: u8,
     bytes: usize,
     /// None while the endpoint has it.
     body: Option<Payload>,
 }
 
-/// Number and bytes of the payloads in flight.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct InFlight {
-    count: usize,
-    bytes: usize,
-}
-
-impl InFlight {
-    /// Returns whether another payload of `len` bytes may start: two always may, more only up to `limit` bytes in all.
-    fn has_room(self, len: usize, limit: usize) -> bool {
-        self.count < 2 || self.bytes.saturating_add(len) <= limit
-    }
-}
-
 /// Messages on their way to a peer.
 pub(crate) struct Outgoing {
-    session: u32,
+    session: SessionId,
     peer: Addr,
     /// Id of the first of `messages`.
     first: u32,
@@ -55,13 +34,14 @@ pub(crate) struct Outgoing {
     /// How many messages have their lengths posted, and how many their payloads too.
     lengths_posted: usize,
     payloads_posted: usize,
-    /// Payloads that are posted and not complete.
-    in_flight: InFlight,
+    /// How many payloads are posted and not complete, and their bytes.
+    in_flight: usize,
+    bytes_in_flight: usize,
     is_stopped: bool,
 }
 
 impl Outgoing {
-    pub fn new(session: u32, peer: Addr, first: u32) -> Self {
+    pub fn new(session: SessionId, peer: Addr, first: u32) -> Self {
         Self {
             session,
             peer,
@@ -69,7 +49,8 @@ impl Outgoing {
             messages: VecDeque::new(),
             lengths_posted: 0,
             payloads_posted: 0,
-            in_flight: InFlight::default(),
+            in_flight: 0,
+            bytes_in_flight: 0,
             is_stopped: false,
         }
     }
@@ -86,13 +67,17 @@ impl Outgoing {
 
     /// Returns the bytes of payloads that are posted and not complete.
     pub fn bytes_in_flight(&self) -> usize {
-        self.in_flight.bytes
+        self.bytes_in_flight
     }
 
     /// Adds the next message.
     pub fn push(&mut self, body: Payload) {
-        let (length, payload, bytes) = (SendState::Waiting, SendState::Waiting, body.len());
-        self.messages.push_back(Message { length, payload, bytes, body: Some(body) });
+        self.messages.push_back(Message { unsent: 2, bytes: body.len(), body: Some(body) });
+    }
+
+    /// Returns whether another payload of `len` bytes may start: two always may, more only up to the endpoint's window.
+    fn has_room(&self, len: usize, endpoint: &dyn Endpoint) -> bool {
+        self.in_flight < 2 || self.bytes_in_flight.saturating_add(len) <= endpoint.abilities().payload_window
     }
 
     /// Posts nothing more.
@@ -115,16 +100,15 @@ impl Outgoing {
     /// Posts the next length. Returns true if the endpoint must be retried.
     fn post_length(&mut self, endpoint: &mut dyn Endpoint) -> Result<bool, Error> {
         let id = self.first.wrapping_add(self.lengths_posted as u32);
-        let Some(message) = self.messages.get_mut(self.lengths_posted) else { return Ok(false) };
-        let more = self.in_flight.has_room(message.bytes, endpoint.abilities().payload_window);
-        let (body, token) = (Payload::word(message.bytes as u64), token(Operation::SendLength, self.session, id));
-        let send = Send { to: self.peer, tag: LENGTH | u64::from(id), body, token, more };
-        message.length = match endpoint.send(send) {
-            SendResult::Posted => SendState::Posted,
-            SendResult::Done(_) => SendState::Done,
+        let bytes = self.messages[self.lengths_posted].bytes;
+        let token = Token { operation: Operation::SendLength, session: Some(self.session), id };
+        let (tag, body, more) = (LENGTH | u64::from(id), Payload::word(bytes as u64), self.has_room(bytes, endpoint));
+        match endpoint.send(Send { to: self.peer, tag, body, token, more }) {
+            SendResult::Posted => {}
+            SendResult::Done(_) => self.messages[self.lengths_posted].unsent -= 1,
             SendResult::Retry(_) => return Ok(true),
             SendResult::Failed(_, error) => return Err(error),
-        };
+        }
         self.lengths_posted += 1;
         Ok(false)
     }
@@ -133,19 +117,21 @@ impl Outgoing {
     fn post_payloads(&mut self, endpoint: &mut dyn Endpoint) -> Result<bool, Error> {
         while self.payloads_posted < self.lengths_posted {
             let id = self.first.wrapping_add(self.payloads_posted as u32);
-            let message = &mut self.messages[self.payloads_posted];
-            if !self.in_flight.has_room(message.bytes, endpoint.abilities().payload_window) {
+            if !self.has_room(self.messages[self.payloads_posted].bytes, endpoint) {
                 return Ok(false);
             }
+            let message = &mut self.messages[self.payloads_posted];
             let Some(body) = message.body.take() else { return Ok(false) };
-            let token = token(Operation::SendPayload, self.session, id);
+            let token = Token { operation: Operation::SendPayload, session: Some(self.session), id };
             match endpoint.send(Send { to: self.peer, tag: PAYLOAD | u64::from(id), body, token, more: false }) {
                 SendResult::Posted => {
-                    message.payload = SendState::Posted;
-                    self.in_flight.count += 1;
-                    self.in_flight.bytes += message.bytes;
+                    self.in_flight += 1;
+                    self.bytes_in_flight += message.bytes;
                 }
-                SendResult::Done(body) => (message.payload, message.body) = (SendState::Done, Some(body)),
+                SendResult::Done(body) => {
+                    message.unsent -= 1;
+                    message.body = Some(body);
+                }
                 SendResult::Retry(body) => {
                     message.body = Some(body);
                     return Ok(true);
@@ -163,23 +149,23 @@ impl Outgoing {
     /// Called when the length of a message has been sent.
     pub fn length_sent(&mut self, id: u32) {
         if let Some(message) = self.messages.get_mut(id.wrapping_sub(self.first) as usize) {
-            message.length = SendState::Done;
+            message.unsent -= 1;
         }
     }
 
     /// Called when the payload of a message has been sent.
     pub fn payload_sent(&mut self, id: u32, body: Payload) {
         if let Some(message) = self.messages.get_mut(id.wrapping_sub(self.first) as usize) {
-            (message.payload, message.body) = (SendState::Done, Some(body));
-            self.in_flight.count -= 1;
-            self.in_flight.bytes -= message.bytes;
+            message.unsent -= 1;
+            message.body = Some(body);
+            self.in_flight -= 1;
+            self.bytes_in_flight -= message.bytes;
         }
     }
 
     /// Takes the first message, with its id, if both of its parts have been sent.
     pub fn take_sent(&mut self) -> Option<(u32, Payload)> {
-        let first = self.messages.front()?;
-        if first.length != SendState::Done || first.payload != SendState::Done {
+        if self.messages.front()?.unsent > 0 {
             return None;
         }
         let id = self.first;

@@ -13,6 +13,7 @@ use ferrogin_libfabric::{
 
 use super::endpoint::{
     self, Abilities, Addr, CONTROL, Found, Pattern, Receive, ReceiveError, ReceiveResult, Received, Send, SendResult,
+    Token,
 };
 use super::outgoing::PAYLOAD_WINDOW;
 use crate::Payload;
@@ -37,7 +38,7 @@ enum Usage {
 
 /// An operation in flight and the memory that it uses.
 struct Record {
-    token: u64,
+    token: Token,
     usage: Usage,
 }
 
@@ -148,7 +149,7 @@ impl Provider {
     }
 
     /// Takes a record for an operation; returns its index and its context.
-    fn begin(&mut self, token: u64, usage: Usage) -> (u32, *mut c_void) {
+    fn begin(&mut self, token: Token, usage: Usage) -> (u32, *mut c_void) {
         let record = Record { token, usage };
         let index = self.free.pop().unwrap_or(self.records.len() as u32);
         if index as usize == self.records.len() {
@@ -161,7 +162,7 @@ impl Provider {
     }
 
     /// Ends an operation; returns its token and memory.
-    fn release(&mut self, index: u32) -> (u64, Usage) {
+    fn release(&mut self, index: u32) -> (Token, Usage) {
         let record = &mut self.records[index as usize];
         let usage = std::mem::replace(&mut record.usage, Usage::Free);
         self.free.push(index);
@@ -364,7 +365,7 @@ impl endpoint::Endpoint for Provider {
         }
     }
 
-    fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool {
+    fn peek(&mut self, from: Option<Addr>, pattern: Pattern, token: Token) -> bool {
         let (Some(peek), endpoint) = (self.peek, self.endpoint.as_ptr()) else { return false };
         let (index, context) = self.begin(token, Usage::Peek);
         let addr = from.map_or(bindings::FI_ADDR_UNSPEC, |addr| addr.0);
@@ -383,7 +384,7 @@ impl endpoint::Endpoint for Provider {
         false
     }
 
-    fn cancel(&mut self, which: &dyn Fn(u64) -> bool) {
+    fn cancel(&mut self, which: &dyn Fn(Token) -> bool) {
         let Ok(cancel) = entry!(self.endpoint.object(), ops: fi_ops_ep, cancel, "fi_cancel") else { return };
         for (record, context) in self.records.iter().zip(&self.contexts) {
             if matches!(record.usage, Usage::Receive(_)) && which(record.token) {

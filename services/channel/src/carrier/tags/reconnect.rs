@@ -6,8 +6,8 @@
 //! before it delivers the hello.
 
 use super::endpoint::Endpoint;
-use super::{HelloKey, Known, LastIds, PendingHello, Tags, find};
-use crate::proto::carrier::{Carrier, Event, Hello, Peer};
+use super::{LastIds, PendingHello, SentHello, Tags, of_peer};
+use crate::proto::carrier::{Carrier, Event, Hello};
 use crate::proto::wire::{self, Control, Kind};
 
 /// Distance between the ids of consecutive channels with one endpoint. Multiples of it, modulo 2^32, stay far apart.
@@ -41,19 +41,11 @@ impl<E: Endpoint> Tags<E> {
             }
         };
         let hello = Hello { peer, name: name.into(), listener: message.to, message };
-        match self.last_ids(peer) {
+        let open = of_peer(&mut self.peers, peer).map(|session| session.last_ids());
+        match open.or(self.prior(peer)) {
             None => self.events.push(Event::Hello(hello)),
             Some(last) => self.challenge(hello, last.next()),
         }
-    }
-
-    /// Ids after the messages so far of the last channel with a peer.
-    fn last_ids(&mut self, peer: Peer) -> Option<LastIds> {
-        let Known { session, prior, .. } = self.peers.get(peer.0 as usize)?;
-        let session = session.and_then(|number| find(&mut self.sessions, number));
-        let open =
-            session.map(|session| LastIds { write: session.outgoing.next_id(), read: session.incoming.next_id() });
-        open.or(*prior)
     }
 
     fn challenge(&mut self, mut hello: Hello, next: LastIds) {
@@ -92,17 +84,14 @@ impl<E: Endpoint> Tags<E> {
 
     /// Answers the challenge to a hello of this end: the listener had an earlier channel with this endpoint's name.
     pub(super) fn path_challenge(&mut self, message: &Control) {
-        let key = HelloKey { channel: message.to, secret: message.secret };
-        for number in self.connecting.clone() {
-            let Some(session) = find(&mut self.sessions, number).filter(|session| session.hello == Some(key)) else {
-                continue;
-            };
-            session.outgoing.start_at(message.id);
-            session.incoming.follows_prior = true;
-            let peer = session.peer;
-            let response = Control { from: key.channel, ..Control::new(Kind::PathResponse, 0, message.sender_secret) };
-            return self.send_control(peer, response);
-        }
+        let key = (message.to, message.secret);
+        let challenged = self.sent_hellos.iter().find(|hello| (hello.channel, hello.secret) == key);
+        let Some(&SentHello { to, channel, .. }) = challenged else { return };
+        let Some(session) = of_peer(&mut self.peers, to) else { return };
+        session.outgoing.start_at(message.id);
+        session.incoming.follows_prior = true;
+        let response = Control { from: channel, ..Control::new(Kind::PathResponse, 0, message.sender_secret) };
+        self.send_control(to, response);
     }
 
     /// Handles the answer to a challenge: the hello came from the endpoint that it names.

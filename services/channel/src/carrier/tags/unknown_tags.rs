@@ -1,10 +1,9 @@
 //! Messages that no receive of the protocol matches: unknown tags, and payloads without a length.
 
-use super::endpoint::{
-    Addr, Endpoint, Found, ID_MASK, NO_SESSION, Operation, PAYLOAD, Pattern, Receive, ReceiveResult, Token, token,
-};
-use super::{Tags, find};
+use super::endpoint::{Addr, Endpoint, Found, ID_MASK, Operation, PAYLOAD, Pattern, Receive, ReceiveResult, Token};
+use super::{Tags, find, of_peer};
 use crate::Violation;
+use crate::proto::carrier::Peer;
 
 /// Bytes of the receive buffer for a message with an unknown tag. Its contents are not used.
 const UNKNOWN_BUFFER: usize = 8;
@@ -23,38 +22,41 @@ impl<E: Endpoint> Tags<E> {
         for index in 0..self.unknown.len() {
             let unknown = &mut self.unknown[index];
             if !unknown.is_peeking {
-                let token = token(Operation::PeekUnknown, NO_SESSION, index as u32);
+                let token = Token { operation: Operation::PeekUnknown, session: None, id: index as u32 };
                 unknown.is_peeking = self.endpoint.peek(None, unknown.pattern, token);
                 if !unknown.is_peeking {
                     self.receive_unknown(index);
                 }
             }
         }
-        self.endpoint
-            .cancel(&|token| Token::parse(token).is_some_and(|token| token.operation == Operation::ReceiveUnknown));
+        self.endpoint.cancel(&|token| token.operation == Operation::ReceiveUnknown);
     }
 
     /// Receives a message with an unknown tag, if the endpoint can't peek or the message belongs to no peer. The next
     /// peek cancels the receive: one that stays posted slows down the matching of every other message.
     fn receive_unknown(&mut self, index: usize) {
         let pattern = self.unknown[index].pattern;
-        let token = token(Operation::ReceiveUnknown, NO_SESSION, index as u32);
+        let token = Token { operation: Operation::ReceiveUnknown, session: None, id: index as u32 };
         self.unknown[index].is_peeking = self.receive_and_drop(None, pattern, token);
     }
 
     /// Receives a message whose contents aren't used; false if that isn't possible now.
-    fn receive_and_drop(&mut self, from: Option<Addr>, pattern: Pattern, token: u64) -> bool {
+    fn receive_and_drop(&mut self, from: Option<Addr>, pattern: Pattern, token: Token) -> bool {
         let receive = Receive { from, pattern, buffer: Vec::new(), len: UNKNOWN_BUFFER, token };
         matches!(self.endpoint.receive(receive), ReceiveResult::Posted)
     }
 
     /// Handles the result of a peek.
-    pub(super) fn peeked(&mut self, Token { operation, session: number, id: index }: Token, found: Option<Found>) {
+    pub(super) fn peeked(&mut self, Token { operation, session, id: index }: Token, found: Option<Found>) {
+        let session = session.and_then(|id| find(&mut self.peers, id));
+        let (id, peer) = (session.as_ref().map(|session| session.id), session.map(|session| session.addr));
         if operation == Operation::PeekPayload {
-            return self.payload_peeked(number, found);
+            if let Some(id) = id {
+                self.payload_peeked(id.peer, found);
+            }
+            return;
         }
         let index = index as usize;
-        let peer = find(&mut self.sessions, number).map(|session| session.addr);
         if peer.is_none()
             && let Some(unknown) = self.unknown.get_mut(index)
         {
@@ -69,9 +71,8 @@ impl<E: Endpoint> Tags<E> {
             self.suspected_tag = None;
             self.receive_unknown(index);
         } else {
-            for (number, session) in self.sessions.iter().enumerate() {
-                let Some(session) = session else { continue };
-                let token = token(Operation::PeekUnknown, number as u32, index as u32);
+            for session in self.peers.iter().filter_map(|known| known.session.as_deref()) {
+                let token = Token { operation: Operation::PeekUnknown, session: Some(session.id), id: index as u32 };
                 self.endpoint.peek(Some(session.addr), Pattern { tag, ignore: 0 }, token);
             }
         }
@@ -79,26 +80,27 @@ impl<E: Endpoint> Tags<E> {
 
     /// Receives and drops a message that a peek found. If that fails now, a later peek finds the message again.
     fn discard(&mut self, from: Addr, tag: u64) {
-        self.receive_and_drop(Some(from), Pattern { tag, ignore: 0 }, token(Operation::Discard, NO_SESSION, 0));
+        let token = Token { operation: Operation::Discard, session: None, id: 0 };
+        self.receive_and_drop(Some(from), Pattern { tag, ignore: 0 }, token);
     }
 
-    /// Looks for payloads of the session's peer that no receive matches.
-    pub(super) fn peek_payload(&mut self, number: u32) {
-        if let Some(session) = find(&mut self.sessions, number) {
-            let pattern = Pattern { tag: PAYLOAD, ignore: ID_MASK };
-            self.endpoint.peek(Some(session.addr), pattern, token(Operation::PeekPayload, number, 0));
+    /// Looks for payloads of the peer that no receive matches.
+    pub(super) fn peek_payload(&mut self, peer: Peer) {
+        if let Some(session) = of_peer(&mut self.peers, peer) {
+            let token = Token { operation: Operation::PeekPayload, session: Some(session.id), id: 0 };
+            self.endpoint.peek(Some(session.addr), Pattern { tag: PAYLOAD, ignore: ID_MASK }, token);
         }
     }
 
-    fn payload_peeked(&mut self, number: u32, found: Option<Found>) {
+    fn payload_peeked(&mut self, peer: Peer, found: Option<Found>) {
         let (now, discards) = (self.now, self.endpoint.abilities().can_discard_stale);
-        let Some(session) = find(&mut self.sessions, number) else { return };
+        let Some(session) = of_peer(&mut self.peers, peer) else { return };
         let id = found.map(|found| (found.tag & ID_MASK) as u32);
         match id.filter(|id| session.incoming.is_stale(*id)) {
             Some(id) if discards => {
                 let from = session.addr;
                 self.discard(from, PAYLOAD | u64::from(id));
-                self.peek_payload(number);
+                self.peek_payload(peer);
             }
             Some(_) => {}
             None => session.incoming.payload_peeked(id, now),

@@ -15,9 +15,6 @@ use crate::proto::wire::{self, Address, Control, Kind, NAME_MAX, SHARED_LISTENER
 use crate::proto::{Callback, CloseDone, OpenDone, Opened, ReadDone, ReadId, WriteDone};
 use crate::{ChannelError, Payload, Reason};
 
-/// How many channels an endpoint can have had.
-const MAX_CHANNELS: u32 = (1 << 28) - 1;
-
 impl Engine {
     /// Queues a message.
     pub fn write(&mut self, channel: u32, ticket: u64, body: Payload, done: WriteDone) {
@@ -25,7 +22,7 @@ impl Engine {
         match state.and_then(|state| state.refuses_write(body.len()).map_or(Ok(state), Err)) {
             Ok(state) => {
                 state.outgoing.push(ticket, body, done);
-                self.schedule(channel);
+                self.pump(channel);
             }
             Err(error) => self.callbacks.push(Callback::Write(done, Err(error))),
         }
@@ -43,7 +40,7 @@ impl Engine {
                     if state.incoming.push(id, done) {
                         self.carrier.read(state.addr, buffer);
                     }
-                    return self.schedule(channel);
+                    return self.pump(channel);
                 }
             },
         };
@@ -56,7 +53,7 @@ impl Engine {
         let state = find(&mut self.channels, channel);
         if let Some(state) = state.filter(|state| state.closing.is_none()) {
             state.incoming.take_back(number, bytes, &mut self.callbacks);
-            self.schedule(channel);
+            self.pump(channel);
         }
     }
 
@@ -310,7 +307,7 @@ impl Engine {
     }
 
     pub(super) fn add_channel(&mut self, addr: Peer, name: &[u8]) -> Option<u32> {
-        let channel = u32::try_from(self.channels.len()).ok().filter(|number| *number < MAX_CHANNELS)?;
+        let channel = u32::try_from(self.channels.len()).ok()?;
         let unread_bytes = self.carrier.properties().unread_bytes;
         let state = ChannelState {
             peer: wire::label(name),
@@ -326,7 +323,6 @@ impl Engine {
             released: false,
             last_heard: self.now,
             pinged_at: None,
-            scheduled: false,
         };
         self.channels.push(Some(Box::new(state)));
         self.set_channel_of(addr, Some(channel));
