@@ -14,6 +14,8 @@ mod frame;
 #[allow(unsafe_code)]
 mod input;
 mod output;
+#[cfg(test)]
+mod tests;
 
 use std::collections::HashMap;
 use std::io;
@@ -546,71 +548,5 @@ impl Drop for Tcp {
             }
             let _ = stream::wait(&mut [PollFd::new(self.ready.0.as_fd(), PollFlags::POLLIN)], end);
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use ferrogin_test_support::wait::{wait_for, wait_until};
-    use std::io::Write;
-    use std::net::{Ipv4Addr, TcpListener};
-
-    const SECRET: u64 = 7;
-
-    fn open() -> Tcp {
-        Tcp::open(Some("127.0.0.1"), &Config::default()).unwrap()
-    }
-
-    fn poll(tcp: &mut Tcp) -> Vec<Event> {
-        let mut events = Vec::new();
-        tcp.poll(Instant::now(), &mut events).unwrap();
-        events
-    }
-
-    /// Returns whether something has happened on a socket.
-    fn is_ready(tcp: &Tcp) -> bool {
-        tcp.ready.wait(&mut [EpollEvent::empty()], EpollTimeout::ZERO).unwrap() == 1
-    }
-
-    #[test]
-    fn connect_waits_for_an_event_of_its_socket() {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-        let mut tcp = open();
-        tcp.connect(&name::emit(&[listener.local_addr().unwrap()], NAME_MAX), SECRET).unwrap();
-        wait_until("hello", || {
-            poll(&mut tcp);
-            tcp.dials[0].1.is_accepted()
-        });
-        assert!(tcp.wait_fd().is_some() && tcp.wakes().is_none() && !is_ready(&tcp), "the peer has not answered");
-        listener.accept().unwrap().0.write_all(&[0]).unwrap();
-        wait_until("answer", || is_ready(&tcp));
-    }
-
-    #[test]
-    fn read_has_work_only_if_a_message_waits() {
-        let (mut here, mut there) = (open(), open());
-        let name = here.listen(1, SECRET).unwrap();
-        let to = there.connect(&name, SECRET).unwrap();
-        wait_until("connection", || {
-            poll(&mut here);
-            poll(&mut there);
-            matches!(there.connections[&to].stage, Stage::Open(_))
-        });
-        there.read(to, Vec::new());
-        assert!(!there.has_work(), "there is nothing to deliver or to send");
-        let from = *here.connections.keys().next().unwrap();
-        for body in [&b"first"[..], b"second"] {
-            assert!(here.send(from, 0, body.into()).is_some(), "a short message is copied");
-        }
-        here.flush();
-        let first = wait_for("a message", || poll(&mut there).pop());
-        assert!(matches!(first, Event::Message { bytes, .. } if bytes == b"first"));
-        wait_until("the second message", || {
-            assert!(poll(&mut there).is_empty(), "no read asks for it");
-            there.connections[&to].input.has_unread()
-        });
-        there.read(to, Vec::new());
-        assert!(there.has_work());
     }
 }

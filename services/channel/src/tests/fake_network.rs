@@ -5,11 +5,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use ferrogin_test_support::Random;
+use ferrogin_test_support::wait::poll_until;
 
 use crate::Payload;
 use crate::carrier::tags::endpoint::{
-    Abilities, Addr, Completion, Endpoint, Found, Operation, Pattern, Receive, ReceiveError, ReceiveResult, Received,
-    Send, SendResult, Token,
+    Abilities, Addr, CONTROL, Completion, Endpoint, Found, ID_MASK, Operation, Pattern, Receive, ReceiveError,
+    ReceiveResult, Received, Send, SendResult, Token,
 };
 use ferrogin_libfabric::{Error, bindings};
 
@@ -137,29 +138,36 @@ impl Net {
     }
 }
 
-impl Fake {
-    /// Returns the peer with that name.
-    pub fn peer(&mut self, name: &[u8]) -> Addr {
-        self.insert(name).unwrap()
-    }
-
+/// What a test does with an endpoint itself.
+pub trait Crafting: Endpoint {
     /// Sends a message.
-    pub fn post(&mut self, to: Addr, tag: u64, body: impl Into<Payload>) {
-        self.send(Send { to, tag, body: body.into(), token: TOKEN, more: false });
+    fn post(&mut self, to: Addr, tag: u64, body: impl Into<Payload>) {
+        let mut body = Some(body.into());
+        poll_until("send", || {
+            let Some(unsent) = body.take() else { return true };
+            if let SendResult::Retry(unsent) = self.send(Send { to, tag, body: unsent, token: TOKEN, more: false }) {
+                body = Some(unsent);
+            }
+            body.is_none()
+        });
     }
 
-    /// Returns the completions so far.
-    pub fn completions(&mut self) -> Vec<Completion> {
+    /// Returns the completions since the last call.
+    fn completions(&mut self) -> Vec<Completion> {
         let mut completions = Vec::new();
         self.poll(&mut completions).unwrap();
         completions
     }
 
-    /// Receives a message of at most `len` bytes.
-    pub fn receive_bytes(&mut self, from: Option<Addr>, pattern: Pattern, len: usize) -> ReceiveResult {
-        self.receive(Receive { from, pattern, buffer: Vec::new(), len, token: TOKEN })
+    /// Receives a control message.
+    fn receive_control(&mut self, from: Addr) {
+        let (pattern, len) = (Pattern { tag: CONTROL, ignore: ID_MASK }, 200);
+        let receive = Receive { from: Some(from), pattern, buffer: Vec::new(), len, token: TOKEN };
+        assert!(matches!(self.receive(receive), ReceiveResult::Posted));
     }
 }
+
+impl<E: Endpoint + ?Sized> Crafting for E {}
 
 impl State {
     fn must_retry(&mut self) -> bool {

@@ -2,7 +2,7 @@
 
 mod fake_network;
 mod flow;
-mod malformed;
+pub(crate) mod malformed;
 mod model;
 mod reconnect;
 mod shutdown;

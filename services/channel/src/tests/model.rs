@@ -9,9 +9,11 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 
 use ferrogin_test_support::Random;
+use ferrogin_test_support::wait::wait_for;
 
-use super::fake_network::{Fake, Net};
+use super::fake_network::Net;
 use crate::carrier::tags::Tags;
+use crate::carrier::tags::endpoint::Endpoint;
 use crate::proto::engine::Engine;
 use crate::proto::{Callback, Opened};
 use crate::{ChannelError, Config};
@@ -48,8 +50,8 @@ pub struct World {
     callbacks: Vec<Callback>,
 }
 
-/// Returns an engine over an endpoint of the network.
-pub fn engine(endpoint: Fake, config: &Config, now: Instant) -> Engine {
+/// Returns an engine over an endpoint.
+pub fn engine(endpoint: impl Endpoint, config: &Config, now: Instant) -> Engine {
     Engine::new(Box::new(Tags::new(endpoint, config)), config.clone(), now)
 }
 
@@ -57,6 +59,10 @@ impl World {
     pub fn new(seed: u64, hostile: bool, engines: usize, config: &Config) -> Self {
         let (net, now) = (Net::new(seed, hostile), Instant::now());
         let engines = (0..engines).map(|_| engine(net.endpoint(), config, now)).collect();
+        Self::of(net, engines, now)
+    }
+
+    pub fn of(net: Net, engines: Vec<Engine>, now: Instant) -> Self {
         Self { net, engines, now, callbacks: Vec::new() }
     }
 
@@ -88,13 +94,11 @@ impl World {
         };
         self.engines[from].connect(&address, Duration::from_secs(100), put(0));
         self.engines[0].accept(address.listener, 0, put(1));
-        for _ in 0..10_000 {
-            self.step(Duration::from_micros(10));
-            if let [Some(remote), Some(local)] = *found.lock().unwrap() {
-                return (local, remote);
-            }
-        }
-        panic!("the channel did not open");
+        wait_for("a channel", || {
+            (0..100).for_each(|_| self.step(Duration::from_micros(10)));
+            let [remote, local] = *found.lock().unwrap();
+            Some((local?, remote?))
+        })
     }
 }
 

@@ -5,10 +5,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use ferrogin_test_support::Random;
+use ferrogin_test_support::wait::wait_for;
 
+use super::fake_network::{Crafting, Fake};
 use super::malformed::hello;
 use super::model::{Shared, World, body, engine, finish, read, write};
-use crate::carrier::tags::endpoint::{CONTROL, Completion, Pattern, ReceiveResult, Received};
+use crate::carrier::tags::endpoint::{CONTROL, Completion, Endpoint, Received};
 use crate::proto::Opened;
 use crate::proto::wire::{Control, Kind};
 use crate::{ChannelError, Config, Reason};
@@ -105,32 +107,25 @@ fn lost_path_challenge_is_repeated() {
     let mut world = World::new(1, false, 1, &Config::default());
     let (_, address) = world.engines[0].listen().unwrap();
     let mut peer = world.net.endpoint();
-    let (to, name) = (peer.peer(&address.name), peer.abilities.name.to_vec());
-    let send = |peer: &mut super::fake_network::Fake, control: &Control, name: &[u8]| {
+    let (to, name) = (peer.insert(&address.name).unwrap(), peer.abilities.name.to_vec());
+    let send = |peer: &mut Fake, control: &Control, name: &[u8]| {
         peer.post(to, CONTROL | control.kind as u64, control.emit(name));
     };
     // Kind and sender's secret of the next control message.
-    let next_control = |world: &mut World, peer: &mut super::fake_network::Fake| {
-        let pattern = Pattern { tag: CONTROL, ignore: 0xff };
-        let posted = peer.receive_bytes(None, pattern, 4096);
-        assert!(matches!(posted, ReceiveResult::Posted));
-        for _ in 0..10_000 {
-            let completions = peer.completions();
-            let received = completions.iter().find_map(|completion| match completion {
-                Completion::Received(Received { bytes, .. }) => {
-                    Control::parse(bytes).map(|(received, _)| (received.kind, received.sender_secret))
-                }
+    let next_control = |world: &mut World, peer: &mut Fake| {
+        peer.receive_control(to);
+        wait_for("a control message", || {
+            (0..100).for_each(|_| world.step(Duration::from_millis(1)));
+            let received = peer.completions().into_iter().find_map(|completion| match completion {
+                Completion::Received(Received { bytes, .. }) => Control::parse(&bytes).map(|(received, _)| received),
                 _ => None,
-            });
-            if let Some(received) = received.filter(|(kind, _)| *kind != Kind::Ping) {
-                return received;
+            })?;
+            if received.kind == Kind::Ping {
+                peer.receive_control(to);
+                return None;
             }
-            if !completions.is_empty() {
-                assert!(matches!(peer.receive_bytes(None, pattern, 4096), ReceiveResult::Posted));
-            }
-            world.step(Duration::from_millis(1));
-        }
-        panic!("no control message arrives");
+            Some((received.kind, received.sender_secret))
+        })
     };
     send(&mut peer, &hello(&address), &name);
     assert_eq!(next_control(&mut world, &mut peer).0, Kind::Welcome);
@@ -150,7 +145,7 @@ fn forged_hello_does_not_end_a_channel() {
     let (local, remote) = world.connect(1);
     let (_, address) = world.engines[0].listen().unwrap();
     let mut forger = world.net.endpoint();
-    let to = forger.peer(&address.name);
+    let to = forger.insert(&address.name).unwrap();
     forger.post(to, CONTROL | Kind::Hello as u64, hello(&address).emit(b"fake-1"));
     for nonce in 0..100 {
         let response = Control::new(Kind::PathResponse, 0, nonce).emit(&[]);

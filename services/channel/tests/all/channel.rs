@@ -384,6 +384,37 @@ fn kill_once(way: &Way, moment: u64) {
     assert_ended(&exchange, &channel);
 }
 
+/// One client after another is killed while messages are unread; the next one connects, and gets only its own.
+fn killed_clients_are_followed(way: &Way, notices_death: bool) {
+    let reactor = Reactor::open(&way.config()).unwrap();
+    let listener = reactor.listen().unwrap();
+    let address = [("FERROGIN_TEST_ADDRESS", hex(&listener.address().to_bytes()))];
+    for _ in 0..4 {
+        let client = start_peer(way, "forever", &address);
+        let channel = listener.accept().wait_for(LIMIT).unwrap();
+        settle(exchange(&channel, 2, 1, 200, 16), 200);
+        client.signal(libc::SIGKILL);
+        if notices_death {
+            let error = std::iter::repeat_with(|| channel.receive().wait_for(LIMIT)).find_map(Result::err).unwrap();
+            assert!(error.to_string().contains(channel.peer()), "{error}");
+        }
+    }
+}
+
+#[test]
+fn killed_client_is_followed_by_the_next() {
+    killed_clients_are_followed(&Way::tcp(), true);
+}
+
+#[test]
+fn killed_client_over_the_software_card_is_followed_by_the_next() {
+    let test = "killed_client_over_the_software_card_is_followed_by_the_next";
+    // Nothing tells of the death before the limit for a silent peer.
+    with_card(test, || {
+        libraries(test).iter().for_each(|lib| killed_clients_are_followed(&Way::over(lib, "softefa"), false));
+    });
+}
+
 #[test]
 #[ignore = "make check"]
 fn only_the_stopped_peer_is_given_up() {

@@ -4,7 +4,5 @@ mod channel;
 mod close;
 mod common;
 mod idle;
-mod malformed_peers;
-mod reconnect;
 mod untrusted_peers;
 mod usage;

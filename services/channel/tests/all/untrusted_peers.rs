@@ -5,17 +5,32 @@ use std::net::TcpStream;
 use std::time::Duration;
 
 use crate::common::{LIMIT, exchange, patient};
-use crate::malformed_peers::echo;
-use crate::malformed_peers::frames::{DOMAIN, header};
 use ferrogin_channel::{Address, Channel, Listener, Reactor};
 use ferrogin_rendezvous::Secret;
-use ferrogin_rendezvous::proof::Initiator;
+use ferrogin_rendezvous::proof::{Domain, Initiator};
 use ferrogin_test_support::child::run;
 use ferrogin_test_support::peer::{Peer, hex, unhex};
 use ferrogin_test_support::{Random, repetitions, resident_bytes, soak, untrusted};
 
 /// Descriptors that the listener's process may have: fewer than there are silent connections; in a soak run also more.
 const DESCRIPTORS: [u64; 2] = [512, 20_000];
+/// The domain of a connection's proofs.
+const DOMAIN: Domain = *b"channel\x07";
+
+/// Returns the header of a frame.
+fn header(kind: u64, len: u64) -> Vec<u8> {
+    [kind, len].map(u64::to_le_bytes).concat()
+}
+
+fn echo(channel: Channel) {
+    channel.clone().read(move |result| {
+        if let Ok(bytes) = result {
+            channel.write(bytes, |_| ());
+            echo(channel);
+        }
+    });
+}
+
 /// What the other process runs.
 #[test]
 fn untrusted_process() {
