@@ -162,7 +162,6 @@ fn request_with_given_id_fails() {
             let (common, status) = pair.a.next_status();
             assert_eq!((common.req_id, status), (id, expected));
         }
-        pair.close();
     });
 }
 
