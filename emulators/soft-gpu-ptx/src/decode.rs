@@ -16,8 +16,8 @@ use form::{Form, Instr, SPACES, blank};
 impl<'a> Parser<'a> {
     /// Adds the implicit instruction at the end of a body.
     pub fn finish(&self, context: &mut Context<'a>, kernel: bool, line: u32) -> Result<(), Error> {
-        let form = Form { text: "}", line, rest: "".split('.').peekable() };
-        self.emit(context, &form, blank(if kernel { Op::Exit } else { Op::Return }, 64))
+        let mut form = Form { text: "}", line, rest: "".split('.').peekable(), context };
+        self.emit(&mut form, blank(if kernel { Op::Exit } else { Op::Return }, 64))
     }
 
     /// Decodes one instruction.
@@ -31,31 +31,25 @@ impl<'a> Parser<'a> {
     ) -> Result<(), Error> {
         let mut rest = opcode.split('.').peekable();
         let base = rest.next().unwrap_or_default();
-        let form = &mut Form { text: opcode, line, rest };
-        let mut made = self.decoded(context, form, base, operands)?;
+        let form = &mut Form { text: opcode, line, rest, context };
+        let mut made = self.decoded(form, base, operands)?;
         (made.guard, made.negate) = guard.unwrap_or((ALWAYS, false));
-        self.emit(context, form, made)
+        self.emit(form, made)
     }
 
-    fn decoded(
-        &mut self,
-        context: &mut Context<'a>,
-        form: &mut Form<'a>,
-        base: &str,
-        operands: &[Operand<'a>],
-    ) -> Result<Instr, Error> {
+    fn decoded(&mut self, form: &mut Form<'_, 'a>, base: &str, operands: &[Operand<'a>]) -> Result<Instr, Error> {
         match base {
-            "ld" | "ldu" | "st" => self.access(context, form, base == "st", operands),
-            "atom" | "red" => self.atomic(context, form, base == "red", operands),
-            "mov" => self.mov(context, form, operands),
-            "cvt" => self.convert(context, form, operands),
-            "setp" | "set" => self.compare(context, form, base == "set", operands),
-            "bar" | "barrier" => self.barrier(context, form, operands),
-            "call" => self.call(context, form, operands),
-            "shfl" | "vote" | "match" | "redux" | "elect" | "activemask" => self.warp(context, form, base, operands),
+            "ld" | "ldu" | "st" => self.access(form, base == "st", operands),
+            "atom" | "red" => self.atomic(form, base == "red", operands),
+            "mov" => self.mov(form, operands),
+            "cvt" => self.convert(form, operands),
+            "setp" | "set" => self.compare(form, base == "set", operands),
+            "bar" | "barrier" => self.barrier(form, operands),
+            "call" => self.call(form, operands),
+            "shfl" | "vote" | "match" | "redux" | "elect" | "activemask" => self.warp(form, base, operands),
             "fence" | "membar" => self.fence(form, base == "membar", operands),
-            "mbarrier" => self.mbarrier(context, form, operands),
-            "cp" => self.bulk(context, form, operands),
+            "mbarrier" => self.mbarrier(form, operands),
+            "cp" => self.bulk(form, operands),
             // There is no multicast memory, so no address for it.
             "multimem" => Ok(blank(Op::Trap, 128)),
             "setmaxnreg" | "griddepcontrol" => {
@@ -82,7 +76,7 @@ impl<'a> Parser<'a> {
                 let [Operand::Name(label)] = *operands else {
                     return Err(self.bad(form, "a branch has one label"));
                 };
-                context.branch(label);
+                form.context.branch(label);
                 Ok(blank(Op::Branch, 64))
             }
             "brx" => {
@@ -96,8 +90,8 @@ impl<'a> Parser<'a> {
                     return Err(self.bad(form, "the branch has an index and a table"));
                 };
                 let mut made = blank(Op::BranchTable, 32);
-                made.a = self.value(context, form, index, Type { kind: 'u', bits: 32 })?;
-                context.branch_table(table);
+                made.a = self.value(form, index, Type { kind: 'u', bits: 32 })?;
+                form.context.branch_table(table);
                 Ok(made)
             }
             "ret" | "exit" | "trap" | "brkpt" => {
@@ -119,7 +113,7 @@ impl<'a> Parser<'a> {
                 let ty = self.kinds(form, "u", 32)?;
                 self.count(form, operands, 1)?;
                 let mut made = blank(Op::Nanosleep, ty.bits);
-                made.a = self.value(context, form, &operands[0], ty)?;
+                made.a = self.value(form, &operands[0], ty)?;
                 Ok(made)
             }
             "cvta" => {
@@ -127,13 +121,13 @@ impl<'a> Parser<'a> {
                 let space = form.pick(SPACES).ok_or_else(|| self.unknown_form(form))?;
                 let ty = self.kinds(form, "u", 64)?;
                 let op = if to { Op::FromGeneric(space) } else { Op::ToGeneric(space) };
-                self.plain(context, form, op, operands, &[ty, ty])
+                self.plain(form, op, operands, &[ty, ty])
             }
             "isspacep" => {
                 let space = form.pick(SPACES).ok_or_else(|| self.unknown_form(form))?;
                 self.done(form)?;
                 let types = [Type { kind: 'p', bits: 1 }, Type { kind: 'b', bits: 64 }];
-                self.plain(context, form, Op::IsSpace(space), operands, &types)
+                self.plain(form, Op::IsSpace(space), operands, &types)
             }
             "selp" => {
                 let ty = self.ty(form)?;
@@ -142,26 +136,21 @@ impl<'a> Parser<'a> {
                 }
                 self.count(form, operands, 4)?;
                 let mut made = blank(Op::Selp, ty.bits);
-                made.a = self.value(context, form, &operands[1], ty)?;
-                made.b = self.value(context, form, &operands[2], ty)?;
-                let (slot, negate) = self.predicate(context, form, &operands[3])?;
+                made.a = self.value(form, &operands[1], ty)?;
+                made.b = self.value(form, &operands[2], ty)?;
+                let (slot, negate) = self.predicate(form, &operands[3])?;
                 made.c = slot;
                 if negate {
                     (made.a, made.b) = (made.b, made.a);
                 }
-                made.d = self.result(context, form, &operands[0], ty.bits)?;
+                made.d = self.result(form, &operands[0], ty.bits)?;
                 Ok(made)
             }
-            _ => self.arithmetic(context, form, base, operands),
+            _ => self.arithmetic(form, base, operands),
         }
     }
 
-    fn call(
-        &mut self,
-        context: &mut Context<'a>,
-        form: &mut Form<'a>,
-        operands: &[Operand<'a>],
-    ) -> Result<Instr, Error> {
+    fn call(&mut self, form: &mut Form<'_, 'a>, operands: &[Operand<'a>]) -> Result<Instr, Error> {
         form.take("uni");
         self.done(form)?;
         let none = Vec::new();
@@ -187,11 +176,11 @@ impl<'a> Parser<'a> {
         let mut made = blank(Op::Call, 64);
         let mut target = None;
         let callee = if let Some(name) = prototype {
-            made.a = self.value(context, form, function, Type { kind: 'b', bits: 64 })?;
-            let found = context.prototype(name);
+            made.a = self.value(form, function, Type { kind: 'b', bits: 64 })?;
+            let found = form.context.prototype(name);
             found.cloned().ok_or_else(|| self.bad(form, format!("{name} is no .callprototype above this line")))?
         } else {
-            if let Some(Local::Register { .. }) = context.find(name) {
+            if let Some(Local::Register { .. }) = form.context.find(name) {
                 return Err(
                     self.bad(form, format!("{name} is a register, and an indirect call takes a .callprototype"))
                 );
@@ -214,7 +203,7 @@ impl<'a> Parser<'a> {
             }
             for (operand, wanted) in given.iter().zip(wanted) {
                 let slot = match operand {
-                    Operand::Name(variable) => match context.find(variable) {
+                    Operand::Name(variable) => match form.context.find(variable) {
                         Some(Local::Param(slot)) => Some(slot),
                         _ => None,
                     },
@@ -232,8 +221,8 @@ impl<'a> Parser<'a> {
             }
         }
         let [arguments, results] = sides;
-        made.imm = context.body.calls.len() as i32;
-        context.body.calls.push(Call { target, line: form.line, arguments, results });
+        made.imm = form.context.body.calls.len() as i32;
+        form.context.body.calls.push(Call { target, line: form.line, arguments, results });
         Ok(made)
     }
 }

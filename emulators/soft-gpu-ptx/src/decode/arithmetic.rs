@@ -4,7 +4,6 @@ use super::form::{Form, Instr, blank};
 use crate::code::{Class, Combine, Compare, Float, Format, Op, Rounding, Unary};
 use crate::error::{Error, Kind};
 use crate::operand::{Operand, Type};
-use crate::parse::context::Context;
 use crate::parse::parser::Parser;
 
 /// The types that a comparison takes.
@@ -60,16 +59,15 @@ fn half_format(name: &str) -> Option<(Format, bool)> {
 impl<'a> Parser<'a> {
     pub(super) fn arithmetic(
         &mut self,
-        context: &mut Context<'a>,
-        form: &mut Form<'a>,
+        form: &mut Form<'_, 'a>,
         base: &str,
         operands: &[Operand<'a>],
     ) -> Result<Instr, Error> {
         if let Some(format) = form.text.rsplit('.').next().and_then(half_format) {
-            return self.half(context, form, base, operands, format);
+            return self.half(form, base, operands, format);
         }
         if form.text.contains(".f32") || form.text.contains(".f64") {
-            return self.float(context, form, base, operands);
+            return self.float(form, base, operands);
         }
         let word = Type { kind: 'u', bits: 32 };
         match base {
@@ -83,7 +81,7 @@ impl<'a> Parser<'a> {
                     (true, true) => Op::AddCarry { take, give },
                     (false, true) => Op::SubBorrow { take, give },
                 };
-                self.plain(context, form, op, operands, &[ty, ty, ty])
+                self.plain(form, op, operands, &[ty, ty, ty])
             }
             "mul" | "mad" => {
                 let which = form.pick(&[("lo", 0), ("hi", 1), ("wide", 2)]).ok_or_else(|| self.unknown_form(form))?;
@@ -95,10 +93,10 @@ impl<'a> Parser<'a> {
                 let result = Type { kind: ty.kind, bits: if which == 2 { ty.bits * 2 } else { ty.bits } };
                 let mut made = if base == "mul" {
                     let op = [Op::MulLo, Op::MulHi { signed }, Op::MulWide { signed }][which];
-                    self.plain(context, form, op, operands, &[result, ty, ty])?
+                    self.plain(form, op, operands, &[result, ty, ty])?
                 } else {
                     let op = [Op::MadLo, Op::MadHi { signed }, Op::MadWide { signed }][which];
-                    self.plain(context, form, op, operands, &[result, ty, ty, result])?
+                    self.plain(form, op, operands, &[result, ty, ty, result])?
                 };
                 made.width = ty.bits;
                 Ok(made)
@@ -118,7 +116,7 @@ impl<'a> Parser<'a> {
                     _ => Op::Neg,
                 };
                 let types = [ty; 3];
-                self.plain(context, form, op, operands, &types[..if matches!(base, "abs" | "neg") { 2 } else { 3 }])
+                self.plain(form, op, operands, &types[..if matches!(base, "abs" | "neg") { 2 } else { 3 }])
             }
             "and" | "or" | "xor" | "not" => {
                 let ty = self.ty(form)?;
@@ -131,11 +129,11 @@ impl<'a> Parser<'a> {
                     "xor" => Op::Xor,
                     _ => Op::Not,
                 };
-                self.plain(context, form, op, operands, &[ty; 3][..if base == "not" { 2 } else { 3 }])
+                self.plain(form, op, operands, &[ty; 3][..if base == "not" { 2 } else { 3 }])
             }
             "cnot" => {
                 let ty = self.kinds(form, "b", 16)?;
-                self.plain(context, form, Op::LogicalNot, operands, &[ty, ty])
+                self.plain(form, Op::LogicalNot, operands, &[ty, ty])
             }
             "lop3" => {
                 let ty = self.kinds(form, "b", 32)?;
@@ -145,7 +143,7 @@ impl<'a> Parser<'a> {
                 if ty.bits != 32 {
                     return Err(self.unknown_form(form));
                 }
-                let mut made = self.plain(context, form, Op::Lop3, &operands[..operands.len() - 1], &[ty; 4])?;
+                let mut made = self.plain(form, Op::Lop3, &operands[..operands.len() - 1], &[ty; 4])?;
                 made.imm = table as i32;
                 Ok(made)
             }
@@ -156,7 +154,7 @@ impl<'a> Parser<'a> {
                     ("shr", _) => Op::Shr { signed: ty.signed() },
                     _ => return Err(self.unknown_form(form)),
                 };
-                self.plain(context, form, op, operands, &[ty, ty, word])
+                self.plain(form, op, operands, &[ty, ty, word])
             }
             "shf" => {
                 let left = form.pick(&[("l", true), ("r", false)]).ok_or_else(|| self.unknown_form(form))?;
@@ -165,7 +163,7 @@ impl<'a> Parser<'a> {
                 if ty.bits != 32 {
                     return Err(self.unknown_form(form));
                 }
-                self.plain(context, form, Op::Funnel { left, clamp }, operands, &[ty, ty, ty, word])
+                self.plain(form, Op::Funnel { left, clamp }, operands, &[ty, ty, ty, word])
             }
             "popc" | "clz" | "brev" => {
                 let ty = self.kinds(form, "b", 32)?;
@@ -174,32 +172,31 @@ impl<'a> Parser<'a> {
                     "clz" => (Op::Clz, word),
                     _ => (Op::Brev, ty),
                 };
-                let mut made = self.plain(context, form, op, operands, &[result, ty])?;
+                let mut made = self.plain(form, op, operands, &[result, ty])?;
                 made.width = ty.bits;
                 Ok(made)
             }
             "bfind" => {
                 let shift = form.take("shiftamt");
                 let ty = self.kinds(form, "us", 32)?;
-                let mut made =
-                    self.plain(context, form, Op::Bfind { signed: ty.signed(), shift }, operands, &[word, ty])?;
+                let mut made = self.plain(form, Op::Bfind { signed: ty.signed(), shift }, operands, &[word, ty])?;
                 made.width = ty.bits;
                 Ok(made)
             }
             "bfe" => {
                 let ty = self.kinds(form, "us", 32)?;
-                self.plain(context, form, Op::Bfe { signed: ty.signed() }, operands, &[ty, ty, word, word])
+                self.plain(form, Op::Bfe { signed: ty.signed() }, operands, &[ty, ty, word, word])
             }
             "bfi" => {
                 let ty = self.kinds(form, "b", 32)?;
-                self.plain(context, form, Op::Bfi, operands, &[ty, ty, ty, word, word])
+                self.plain(form, Op::Bfi, operands, &[ty, ty, ty, word, word])
             }
             "prmt" => {
                 let ty = self.kinds(form, "b", 32)?;
                 if ty.bits != 32 {
                     return Err(self.unknown_form(form));
                 }
-                self.plain(context, form, Op::Prmt, operands, &[ty; 4])
+                self.plain(form, Op::Prmt, operands, &[ty; 4])
             }
             _ => Err(self.unknown_form(form)),
         }
@@ -208,8 +205,7 @@ impl<'a> Parser<'a> {
     /// Decodes an instruction whose operands are, in order, `d`, `a`, `b`, `c`, `x`.
     pub(super) fn plain(
         &self,
-        context: &mut Context<'a>,
-        form: &Form<'_>,
+        form: &mut Form<'_, 'a>,
         op: Op,
         operands: &[Operand<'a>],
         types: &[Type],
@@ -218,20 +214,14 @@ impl<'a> Parser<'a> {
         let mut made = blank(op, types[0].bits);
         let mut slots = [0; 4];
         for ((slot, operand), &ty) in slots.iter_mut().zip(&operands[1..]).zip(&types[1..]) {
-            *slot = self.value(context, form, operand, ty)?;
+            *slot = self.value(form, operand, ty)?;
         }
         [made.a, made.b, made.c, made.x] = slots;
-        made.d = self.result(context, form, &operands[0], types[0].bits)?;
+        made.d = self.result(form, &operands[0], types[0].bits)?;
         Ok(made)
     }
 
-    fn float(
-        &self,
-        context: &mut Context<'a>,
-        form: &mut Form<'a>,
-        base: &str,
-        operands: &[Operand<'a>],
-    ) -> Result<Instr, Error> {
+    fn float(&self, form: &mut Form<'_, 'a>, base: &str, operands: &[Operand<'a>]) -> Result<Instr, Error> {
         let approximate = form.take("approx");
         let rounded = form.take("rn");
         let flush = form.take("ftz");
@@ -246,7 +236,7 @@ impl<'a> Parser<'a> {
         if let Some(op) = unary
             && ty == (Type { kind: 'f', bits: 32 })
         {
-            return self.plain(context, form, Op::Unary { op, flush }, operands, &[ty; 2]);
+            return self.plain(form, Op::Unary { op, flush }, operands, &[ty; 2]);
         }
         if approximate || flush {
             return Err(self.unknown_form(form));
@@ -267,14 +257,13 @@ impl<'a> Parser<'a> {
         if !ty.float() || !matches!(ty.bits, 32 | 64) {
             return Err(self.unknown_form(form));
         }
-        self.plain(context, form, Op::Float(op), operands, &[ty; 4][..count])
+        self.plain(form, Op::Float(op), operands, &[ty; 4][..count])
     }
 
     /// Decodes arithmetic on one or two values of 16 bits.
     fn half(
         &self,
-        context: &mut Context<'a>,
-        form: &mut Form<'a>,
+        form: &mut Form<'_, 'a>,
         base: &str,
         operands: &[Operand<'a>],
         (format, pair): (Format, bool),
@@ -294,14 +283,13 @@ impl<'a> Parser<'a> {
             _ => return Err(self.unknown_form(form)),
         };
         let ty = Type { kind: 'b', bits: if pair { 32 } else { 16 } };
-        self.plain(context, form, Op::Half { op, format }, operands, &[ty; 4][..count])
+        self.plain(form, Op::Half { op, format }, operands, &[ty; 4][..count])
     }
 
     /// Decodes a conversion from or to a format of 16 or 8 bits.
     fn recode(
         &self,
-        context: &mut Context<'a>,
-        form: &mut Form<'a>,
+        form: &mut Form<'_, 'a>,
         operands: &[Operand<'a>],
         (to, to_pair): (Format, bool),
         (from, from_pair): (Format, bool),
@@ -333,15 +321,10 @@ impl<'a> Parser<'a> {
         let source = ty(from, from_pair);
         let types = [ty(to, to_pair), source, source];
         let op = Op::Recode { from, to, saturate, pair: to_pair };
-        self.plain(context, form, op, operands, &types[..if two { 3 } else { 2 }])
+        self.plain(form, op, operands, &types[..if two { 3 } else { 2 }])
     }
 
-    pub(super) fn mov(
-        &self,
-        context: &mut Context<'a>,
-        form: &mut Form<'a>,
-        operands: &[Operand<'a>],
-    ) -> Result<Instr, Error> {
+    pub(super) fn mov(&self, form: &mut Form<'_, 'a>, operands: &[Operand<'a>]) -> Result<Instr, Error> {
         let ty = self.ty(form)?;
         if !matches!(ty.bits, 1 | 16 | 32 | 64 | 128) {
             return Err(self.unknown_form(form));
@@ -353,16 +336,15 @@ impl<'a> Parser<'a> {
                 let mut made = blank(Op::MovPair, half.bits);
                 [made.a, made.b] = match from {
                     Operand::Vector(parts) if parts.len() == 2 => {
-                        [self.value(context, form, &parts[0], half)?, self.value(context, form, &parts[1], half)?]
+                        [self.value(form, &parts[0], half)?, self.value(form, &parts[1], half)?]
                     }
-                    _ => self.wide(context, form, from)?,
+                    _ => self.wide(form, from)?,
                 };
                 [made.d, made.x] = match to {
-                    Operand::Vector(parts) if parts.len() == 2 => [
-                        self.result(context, form, &parts[0], half.bits)?,
-                        self.result(context, form, &parts[1], half.bits)?,
-                    ],
-                    _ => self.wide(context, form, to)?,
+                    Operand::Vector(parts) if parts.len() == 2 => {
+                        [self.result(form, &parts[0], half.bits)?, self.result(form, &parts[1], half.bits)?]
+                    }
+                    _ => self.wide(form, to)?,
                 };
                 Ok(made)
             }
@@ -377,33 +359,28 @@ impl<'a> Parser<'a> {
                 };
                 if matches!(operands[0], Operand::Vector(_)) {
                     let mut made = blank(Op::Unpack, half.bits);
-                    made.a = self.value(context, form, value, ty)?;
-                    made.d = self.result(context, form, first, half.bits)?;
-                    made.x = self.result(context, form, second, half.bits)?;
+                    made.a = self.value(form, value, ty)?;
+                    made.d = self.result(form, first, half.bits)?;
+                    made.x = self.result(form, second, half.bits)?;
                     Ok(made)
                 } else {
                     let mut made = blank(Op::Pack, half.bits);
-                    made.a = self.value(context, form, first, half)?;
-                    made.b = self.value(context, form, second, half)?;
-                    made.d = self.result(context, form, value, ty.bits)?;
+                    made.a = self.value(form, first, half)?;
+                    made.b = self.value(form, second, half)?;
+                    made.d = self.result(form, value, ty.bits)?;
                     Ok(made)
                 }
             }
-            _ => self.plain(context, form, Op::Mov, operands, &[ty, ty]),
+            _ => self.plain(form, Op::Mov, operands, &[ty, ty]),
         }
     }
 
-    pub(super) fn convert(
-        &self,
-        context: &mut Context<'a>,
-        form: &mut Form<'a>,
-        operands: &[Operand<'a>],
-    ) -> Result<Instr, Error> {
+    pub(super) fn convert(&self, form: &mut Form<'_, 'a>, operands: &[Operand<'a>]) -> Result<Instr, Error> {
         let mut names = form.text.rsplit('.').map(format_of);
         if let (Some(Some(from)), Some(Some(to))) = (names.next(), names.next())
             && from.0.bits().min(to.0.bits()) <= 16
         {
-            return self.recode(context, form, operands, to, from);
+            return self.recode(form, operands, to, from);
         }
         let roundings =
             [("rni", Rounding::Nearest), ("rzi", Rounding::Zero), ("rmi", Rounding::Down), ("rpi", Rounding::Up)];
@@ -426,8 +403,8 @@ impl<'a> Parser<'a> {
             _ => return Err(self.unknown_form(form)),
         };
         let wider = |ty: Type| !ty.float();
-        let (a, _) = self.value_of(context, form, &operands[1], from, wider(from))?;
-        let (d, width) = self.target(context, form, &operands[0], to.bits, wider(to))?;
+        let (a, _) = self.value_of(form, &operands[1], from, wider(from))?;
+        let (d, width) = self.target(form, &operands[0], to.bits, wider(to))?;
         let mut made = blank(op, to.bits);
         (made.a, made.d) = (a, d);
         made.extra = width;
@@ -435,13 +412,7 @@ impl<'a> Parser<'a> {
         Ok(made)
     }
 
-    pub(super) fn compare(
-        &self,
-        context: &mut Context<'a>,
-        form: &mut Form<'a>,
-        set: bool,
-        operands: &[Operand<'a>],
-    ) -> Result<Instr, Error> {
+    pub(super) fn compare(&self, form: &mut Form<'_, 'a>, set: bool, operands: &[Operand<'a>]) -> Result<Instr, Error> {
         let (compare, domain) = form.pick(COMPARES).ok_or_else(|| self.unknown_form(form))?;
         let combine = form.pick(COMBINES).unwrap_or(Combine::None);
         if set {
@@ -451,7 +422,7 @@ impl<'a> Parser<'a> {
             };
             let ty = self.ty(form)?;
             let class = self.class(form, ty, compare, domain)?;
-            let mut made = self.plain(context, form, Op::Set { compare, class }, operands, &[to, ty, ty])?;
+            let mut made = self.plain(form, Op::Set { compare, class }, operands, &[to, ty, ty])?;
             made.width = ty.bits;
             return Ok(made);
         }
@@ -459,22 +430,22 @@ impl<'a> Parser<'a> {
         let class = self.class(form, ty, compare, domain)?;
         self.count(form, operands, if combine == Combine::None { 3 } else { 4 })?;
         let mut made = blank(Op::Setp { compare, class, combine }, ty.bits);
-        made.a = self.value(context, form, &operands[1], ty)?;
-        made.b = self.value(context, form, &operands[2], ty)?;
+        made.a = self.value(form, &operands[1], ty)?;
+        made.b = self.value(form, &operands[2], ty)?;
         if let Some(other) = operands.get(3) {
-            let (slot, negate) = self.predicate(context, form, other)?;
+            let (slot, negate) = self.predicate(form, other)?;
             (made.c, made.imm) = (slot, i32::from(negate));
         }
         let (first, second) = match operands[0] {
             Operand::Pair(first, second) => (Operand::Name(first), Operand::Name(second)),
             ref only => (only.clone(), Operand::Name("_")),
         };
-        made.d = self.result(context, form, &first, 1)?;
-        made.x = self.result(context, form, &second, 1)?;
+        made.d = self.result(form, &first, 1)?;
+        made.x = self.result(form, &second, 1)?;
         Ok(made)
     }
 
-    fn class(&self, form: &Form<'_>, ty: Type, compare: Compare, domain: Domain) -> Result<Class, Error> {
+    fn class(&self, form: &Form<'_, '_>, ty: Type, compare: Compare, domain: Domain) -> Result<Class, Error> {
         match ty.kind {
             _ if domain == Domain::Unsigned && ty.kind != 'u' => Err(self.unknown_form(form)),
             'f' if ty.bits >= 32 => Ok(Class::Float),

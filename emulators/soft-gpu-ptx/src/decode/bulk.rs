@@ -4,14 +4,18 @@ use super::form::{Address, Form, Instr, SCOPES, SPACES, blank};
 use crate::code::{Mbarrier, Op, Order, Scope, Space};
 use crate::error::{Error, Kind};
 use crate::operand::{Operand, Type};
-use crate::parse::context::Context;
 use crate::parse::parser::Parser;
 
 const WORD: Type = Type { kind: 'u', bits: 32 };
 const LONG: Type = Type { kind: 'b', bits: 64 };
 
 impl<'a> Parser<'a> {
-    pub(super) fn fence(&self, form: &mut Form<'a>, membar: bool, operands: &[Operand<'a>]) -> Result<Instr, Error> {
+    pub(super) fn fence(
+        &self,
+        form: &mut Form<'_, 'a>,
+        membar: bool,
+        operands: &[Operand<'a>],
+    ) -> Result<Instr, Error> {
         self.count(form, operands, 0)?;
         if membar {
             let scope = form.pick(&[("cta", Scope::Block), ("gl", Scope::Gpu), ("sys", Scope::System)]);
@@ -50,12 +54,7 @@ impl<'a> Parser<'a> {
         Ok(blank(Op::Fence { order: order.unwrap_or(Order::AcquireRelease), scope }, 64))
     }
 
-    pub(super) fn mbarrier(
-        &self,
-        context: &mut Context<'a>,
-        form: &mut Form<'a>,
-        operands: &[Operand<'a>],
-    ) -> Result<Instr, Error> {
+    pub(super) fn mbarrier(&self, form: &mut Form<'_, 'a>, operands: &[Operand<'a>]) -> Result<Instr, Error> {
         let wait = |tries| Mbarrier::Wait { parity: false, tries };
         let op = form.pick(&[
             ("init", Mbarrier::Init),
@@ -99,25 +98,25 @@ impl<'a> Parser<'a> {
             (Mbarrier::Arrive { .. }, [_, place, number]) => Some((place, number)),
             (Mbarrier::Wait { .. }, [_, place, number]) => Some((place, number)),
             (Mbarrier::Wait { tries: true, .. }, [_, place, number, hint]) => {
-                self.value(context, form, hint, WORD)?;
+                self.value(form, hint, WORD)?;
                 Some((place, number))
             }
             _ => None,
         };
         let (place, number) = given.ok_or_else(|| self.bad(form, "the number of operands is wrong"))?;
         let ty = if matches!(op, Mbarrier::Wait { parity: false, .. }) { LONG } else { WORD };
-        made.b = self.value(context, form, number, ty)?;
-        let place = self.place_of(context, form, place, space)?;
+        made.b = self.value(form, number, ty)?;
+        let place = self.place_of(form, place, space)?;
         (made.a, made.imm) = (place.slot, place.offset);
         match op {
-            Mbarrier::Arrive { .. } => made.d = self.result(context, form, &operands[0], 64)?,
-            Mbarrier::Wait { .. } => made.d = self.result(context, form, &operands[0], 1)?,
+            Mbarrier::Arrive { .. } => made.d = self.result(form, &operands[0], 64)?,
+            Mbarrier::Wait { .. } => made.d = self.result(form, &operands[0], 1)?,
             _ => {}
         }
         Ok(made)
     }
 
-    pub(super) fn no_distributed(&self, form: &Form<'_>) -> Error {
+    pub(super) fn no_distributed(&self, form: &Form<'_, '_>) -> Error {
         self.error(
             Kind::Form,
             form.line,
@@ -127,12 +126,7 @@ impl<'a> Parser<'a> {
     }
 
     /// Decodes `cp.async.bulk`.
-    pub(super) fn bulk(
-        &self,
-        context: &mut Context<'a>,
-        form: &mut Form<'a>,
-        operands: &[Operand<'a>],
-    ) -> Result<Instr, Error> {
+    pub(super) fn bulk(&self, form: &mut Form<'_, 'a>, operands: &[Operand<'a>]) -> Result<Instr, Error> {
         if !form.take("async") || !form.take("bulk") {
             return Err(self.unknown_form(form));
         }
@@ -169,29 +163,29 @@ impl<'a> Parser<'a> {
         self.count(form, operands, 3 + usize::from(to_shared) + usize::from(hint))?;
         let (near, far) = if to_shared { (Space::Shared, Space::Global) } else { (Space::Global, Space::Shared) };
         let mut made = blank(Op::Bulk { to_shared }, 64);
-        made.a = self.place_of(context, form, &operands[0], near).and_then(|place| self.flat(context, form, place))?;
-        made.b = self.place_of(context, form, &operands[1], far).and_then(|place| self.flat(context, form, place))?;
-        made.c = self.value(context, form, &operands[2], WORD)?;
+        made.a = self.place_of(form, &operands[0], near).and_then(|place| self.flat(form, place))?;
+        made.b = self.place_of(form, &operands[1], far).and_then(|place| self.flat(form, place))?;
+        made.c = self.value(form, &operands[2], WORD)?;
         if to_shared {
-            let place = self.place_of(context, form, &operands[3], Space::Shared)?;
-            made.x = self.flat(context, form, place)?;
+            let place = self.place_of(form, &operands[3], Space::Shared)?;
+            made.x = self.flat(form, place)?;
         }
         if hint {
-            self.value(context, form, &operands[operands.len() - 1], LONG)?;
+            self.value(form, &operands[operands.len() - 1], LONG)?;
         }
         Ok(made)
     }
 
     /// Returns a slot that holds the address, with its offset.
-    fn flat(&self, context: &mut Context<'a>, form: &Form<'_>, place: Address) -> Result<u16, Error> {
+    fn flat(&self, form: &mut Form<'_, 'a>, place: Address) -> Result<u16, Error> {
         if place.offset == 0 {
             return Ok(place.slot);
         }
         let mut add = blank(Op::Add, 64);
         add.a = place.slot;
-        add.b = self.constant(context, place.offset as u64, form.line)?;
-        add.d = self.temporary(context, form.line)?;
-        self.emit(context, form, add)?;
+        add.b = self.constant(form.context, place.offset as u64, form.line)?;
+        add.d = self.temporary(form.context, form.line)?;
+        self.emit(form, add)?;
         Ok(add.d)
     }
 }

@@ -8,14 +8,15 @@ use crate::operand::{Operand, Type};
 use crate::parse::context::{Context, Local};
 use crate::parse::parser::Parser;
 
-/// An opcode's remaining modifiers.
-pub struct Form<'a> {
+/// An instruction that is being decoded: its opcode's remaining modifiers, and the function that it is added to.
+pub struct Form<'f, 'a> {
     pub text: &'a str,
     pub line: u32,
     pub rest: std::iter::Peekable<std::str::Split<'a, char>>,
+    pub context: &'f mut Context<'a>,
 }
 
-impl<'a> Form<'a> {
+impl Form<'_, '_> {
     /// Takes the next modifier if it is this one.
     pub fn take(&mut self, modifier: &str) -> bool {
         self.rest.next_if(|next| *next == modifier).is_some()
@@ -65,11 +66,11 @@ pub struct Address {
 pub type Instr = Instruction;
 
 impl<'a> Parser<'a> {
-    pub fn bad(&self, form: &Form<'_>, cause: impl Into<String>) -> Error {
+    pub fn bad(&self, form: &Form<'_, '_>, cause: impl Into<String>) -> Error {
         self.error(Kind::Operand, form.line, form.text, cause)
     }
 
-    pub fn unknown_form(&self, form: &Form<'_>) -> Error {
+    pub fn unknown_form(&self, form: &Form<'_, '_>) -> Error {
         if form.text.contains("cluster") || form.text.starts_with("mapa") || form.text.starts_with("getctarank") {
             return self.no_distributed(form);
         }
@@ -82,24 +83,24 @@ impl<'a> Parser<'a> {
     }
 
     /// Checks that no modifiers are left.
-    pub fn done(&self, form: &mut Form<'_>) -> Result<(), Error> {
+    pub fn done(&self, form: &mut Form<'_, '_>) -> Result<(), Error> {
         if form.rest.peek().is_some() { Err(self.unknown_form(form)) } else { Ok(()) }
     }
 
     /// Takes the last modifier, a type.
-    pub fn ty(&self, form: &mut Form<'_>) -> Result<Type, Error> {
+    pub fn ty(&self, form: &mut Form<'_, '_>) -> Result<Type, Error> {
         let ty = form.rest.next().and_then(Type::parse).ok_or_else(|| self.unknown_form(form))?;
         self.done(form)?;
         Ok(ty)
     }
 
     /// Takes the last modifier, an integer type of one of the kinds (`b`, `u`, `s`), of `least` to 64 bits.
-    pub fn kinds(&self, form: &mut Form<'_>, kinds: &str, least: u8) -> Result<Type, Error> {
+    pub fn kinds(&self, form: &mut Form<'_, '_>, kinds: &str, least: u8) -> Result<Type, Error> {
         let ty = self.ty(form)?;
         if kinds.contains(ty.kind) && (least..=64).contains(&ty.bits) { Ok(ty) } else { Err(self.unknown_form(form)) }
     }
 
-    pub fn count(&self, form: &Form<'_>, operands: &[Operand<'a>], count: usize) -> Result<(), Error> {
+    pub fn count(&self, form: &Form<'_, '_>, operands: &[Operand<'a>], count: usize) -> Result<(), Error> {
         if operands.len() == count {
             return Ok(());
         }
@@ -107,44 +108,37 @@ impl<'a> Parser<'a> {
     }
 
     /// Returns the slot of a source operand of exactly the type's width.
-    pub fn value(
-        &self,
-        context: &mut Context<'a>,
-        form: &Form<'_>,
-        operand: &Operand<'a>,
-        ty: Type,
-    ) -> Result<u16, Error> {
-        self.value_of(context, form, operand, ty, false).map(|(slot, _)| slot)
+    pub fn value(&self, form: &mut Form<'_, 'a>, operand: &Operand<'a>, ty: Type) -> Result<u16, Error> {
+        self.value_of(form, operand, ty, false).map(|(slot, _)| slot)
     }
 
     /// Like `value`, but with `wider` a register may have more bits. Also returns the register's width.
     pub fn value_of(
         &self,
-        context: &mut Context<'a>,
-        form: &Form<'_>,
+        form: &mut Form<'_, 'a>,
         operand: &Operand<'a>,
         ty: Type,
         wider: bool,
     ) -> Result<(u16, u8), Error> {
         let fits = |width: u8| width == ty.bits || wider && width > ty.bits && ty.bits > 1 && width <= 64;
         match *operand {
-            Operand::Name(name) => match context.find(name) {
+            Operand::Name(name) => match form.context.find(name) {
                 Some(Local::Register { slot, width }) if fits(width) => Ok((slot, width)),
                 Some(Local::Register { width, .. }) => {
                     Err(self.bad(form, format!("{name} has {width} bits, and the instruction takes {}", ty.bits)))
                 }
-                Some(_) => self.address_value(context, form, name, 0, ty),
-                None if name == "WARP_SZ" => Ok((self.constant(context, 32, form.line)?, ty.bits)),
+                Some(_) => self.address_value(form, name, 0, ty),
+                None if name == "WARP_SZ" => Ok((self.constant(form.context, 32, form.line)?, ty.bits)),
                 None => match special(name) {
                     Some((special, bits)) if (16..=64).contains(&ty.bits) && bits > 1 || (ty.bits, bits) == (1, 1) => {
                         if bits > ty.bits && special != Special::Clock && ty.bits != 32 {
                             return Err(self
                                 .bad(form, format!("{name} has {bits} bits, and the instruction takes {}", ty.bits)));
                         }
-                        let slot = self.temporary(context, form.line)?;
+                        let slot = self.temporary(form.context, form.line)?;
                         let mut read = blank(Op::Special(special), ty.bits);
                         read.d = slot;
-                        self.emit(context, form, read)?;
+                        self.emit(form, read)?;
                         Ok((slot, ty.bits))
                     }
                     _ if name.starts_with('%') => Err(self.error(
@@ -153,11 +147,11 @@ impl<'a> Parser<'a> {
                         name,
                         "no register has this name, and no special register that the interpreter knows",
                     )),
-                    None => self.address_value(context, form, name, 0, ty),
+                    None => self.address_value(form, name, 0, ty),
                     Some(_) => Err(self.bad(form, format!("{name} does not fit {} bits", ty.bits))),
                 },
             },
-            Operand::Sum(name, addend) => self.address_value(context, form, name, addend, ty),
+            Operand::Sum(name, addend) => self.address_value(form, name, addend, ty),
             Operand::Integer(value) => {
                 let bits = ty.bits.min(64);
                 let value = match (ty.kind, bits) {
@@ -166,34 +160,27 @@ impl<'a> Parser<'a> {
                     ('f', _) => return Err(self.bad(form, "a float is written as 0f or 0d with its bits")),
                     _ => value,
                 };
-                Ok((self.constant(context, low(value, bits), form.line)?, bits))
+                Ok((self.constant(form.context, low(value, bits), form.line)?, bits))
             }
             Operand::Not(name) if ty.kind == 'p' => {
                 let mut not = blank(Op::Not, 1);
-                not.a = self.value(context, form, &Operand::Name(name), ty)?;
-                not.d = self.temporary(context, form.line)?;
-                self.emit(context, form, not)?;
+                not.a = self.value(form, &Operand::Name(name), ty)?;
+                not.d = self.temporary(form.context, form.line)?;
+                self.emit(form, not)?;
                 Ok((not.d, 1))
             }
-            Operand::Float(bits) if ty.bits == 32 => Ok((self.constant(context, u64::from(bits), form.line)?, 32)),
-            Operand::Double(bits) if ty.bits == 64 => Ok((self.constant(context, bits, form.line)?, 64)),
+            Operand::Float(bits) if ty.bits == 32 => Ok((self.constant(form.context, u64::from(bits), form.line)?, 32)),
+            Operand::Double(bits) if ty.bits == 64 => Ok((self.constant(form.context, bits, form.line)?, 64)),
             _ => Err(self.bad(form, "the instruction does not take such an operand")),
         }
     }
 
     /// Returns the slot and width of a variable's address used as a value.
-    fn address_value(
-        &self,
-        context: &mut Context<'a>,
-        form: &Form<'_>,
-        name: &str,
-        addend: i64,
-        ty: Type,
-    ) -> Result<(u16, u8), Error> {
+    fn address_value(&self, form: &mut Form<'_, 'a>, name: &str, addend: i64, ty: Type) -> Result<(u16, u8), Error> {
         if !ty.integer() || !matches!(ty.bits, 32 | 64) {
             return Err(self.bad(form, format!("the address of {name} needs an integer of 64 bits")));
         }
-        let op = match context.find(name) {
+        let op = match form.context.find(name) {
             Some(Local::Stack(offset)) => (Op::LocalAddress, i64::from(offset)),
             Some(Local::Param(slot)) => (Op::ParamAddress, i64::from(slot.offset)),
             Some(Local::Register { .. }) => {
@@ -214,32 +201,31 @@ impl<'a> Parser<'a> {
                 if ty.bits == 32 && !small {
                     return Err(self.bad(form, format!("the address of {name} has 64 bits")));
                 }
-                return Ok((self.address(context, target, addend, ty.bits, form.line)?, ty.bits));
+                return Ok((self.address(form.context, target, addend, ty.bits, form.line)?, ty.bits));
             }
         };
         let mut read = blank(op.0, ty.bits);
-        read.d = self.temporary(context, form.line)?;
+        read.d = self.temporary(form.context, form.line)?;
         read.imm = i32::try_from(op.1 + addend).map_err(|_| self.bad(form, "the offset is too large"))?;
-        self.emit(context, form, read)?;
+        self.emit(form, read)?;
         Ok((read.d, ty.bits))
     }
 
-    fn symbol(&self, form: &Form<'_>, name: &str) -> Result<Symbol, Error> {
+    fn symbol(&self, form: &Form<'_, '_>, name: &str) -> Result<Symbol, Error> {
         self.module.symbols.get(name).copied().ok_or_else(|| self.unknown(form.line, name))
     }
 
     /// Returns the slot and width of a destination register.
     pub fn target(
         &self,
-        context: &mut Context<'a>,
-        form: &Form<'_>,
+        form: &mut Form<'_, 'a>,
         operand: &Operand<'a>,
         bits: u8,
         wider: bool,
     ) -> Result<(u16, u8), Error> {
         match *operand {
-            Operand::Name("_") => Ok((self.temporary(context, form.line)?, bits)),
-            Operand::Name(name) => match context.find(name) {
+            Operand::Name("_") => Ok((self.temporary(form.context, form.line)?, bits)),
+            Operand::Name(name) => match form.context.find(name) {
                 Some(Local::Register { slot, width })
                     if width == bits || wider && width > bits && bits > 1 && width <= 64 =>
                 {
@@ -260,9 +246,9 @@ impl<'a> Parser<'a> {
     }
 
     /// Returns the two slots of a register of 128 bits.
-    pub fn wide(&self, context: &Context<'a>, form: &Form<'_>, operand: &Operand<'a>) -> Result<[u16; 2], Error> {
+    pub fn wide(&self, form: &Form<'_, '_>, operand: &Operand<'a>) -> Result<[u16; 2], Error> {
         match *operand {
-            Operand::Name(name) => match context.find(name) {
+            Operand::Name(name) => match form.context.find(name) {
                 Some(Local::Register { slot, width: 128 }) => Ok([slot, slot + 1]),
                 _ => Err(self.bad(form, format!("{name} is no register of 128 bits"))),
             },
@@ -270,51 +256,36 @@ impl<'a> Parser<'a> {
         }
     }
 
-    pub fn result(
-        &self,
-        context: &mut Context<'a>,
-        form: &Form<'_>,
-        operand: &Operand<'a>,
-        bits: u8,
-    ) -> Result<u16, Error> {
-        self.target(context, form, operand, bits, false).map(|(slot, _)| slot)
+    pub fn result(&self, form: &mut Form<'_, 'a>, operand: &Operand<'a>, bits: u8) -> Result<u16, Error> {
+        self.target(form, operand, bits, false).map(|(slot, _)| slot)
     }
 
     /// Returns the slot of a source predicate, and whether it is negated.
-    pub fn predicate(
-        &self,
-        context: &mut Context<'a>,
-        form: &Form<'_>,
-        operand: &Operand<'a>,
-    ) -> Result<(u16, bool), Error> {
+    pub fn predicate(&self, form: &mut Form<'_, 'a>, operand: &Operand<'a>) -> Result<(u16, bool), Error> {
         let ty = Type { kind: 'p', bits: 1 };
         match *operand {
-            Operand::Not(name) => Ok((self.value(context, form, &Operand::Name(name), ty)?, true)),
-            _ => Ok((self.value(context, form, operand, ty)?, false)),
+            Operand::Not(name) => Ok((self.value(form, &Operand::Name(name), ty)?, true)),
+            _ => Ok((self.value(form, operand, ty)?, false)),
         }
     }
 
-    pub fn place_of(
-        &self,
-        context: &mut Context<'a>,
-        form: &Form<'_>,
-        operand: &Operand<'a>,
-        space: Space,
-    ) -> Result<Address, Error> {
+    pub fn place_of(&self, form: &mut Form<'_, 'a>, operand: &Operand<'a>, space: Space) -> Result<Address, Error> {
         let Operand::Address(base, offset) = operand else {
             return Err(self.bad(form, "an address in brackets is expected"));
         };
-        let far = || self.bad(form, "the offset is larger than 31 bits");
+        let small = |form: &Form<'_, '_>, offset: i64| {
+            i32::try_from(offset).map_err(|_| self.bad(form, "the offset is larger than 31 bits"))
+        };
         let ty = Type { kind: 'b', bits: 64 };
-        let offset32 = i32::try_from(*offset).map_err(|_| far())?;
+        let offset32 = small(form, *offset)?;
         let name = match **base {
             Operand::Name(name) => name,
             ref other => {
-                return Ok(Address { slot: self.value(context, form, other, ty)?, offset: offset32, space });
+                return Ok(Address { slot: self.value(form, other, ty)?, offset: offset32, space });
             }
         };
-        let frame = |start: u32| i32::try_from(i64::from(start) + offset).map_err(|_| far());
-        match context.find(name) {
+        let frame = |form: &Form<'_, '_>, start: u32| small(form, i64::from(start) + offset);
+        match form.context.find(name) {
             Some(Local::Register { slot, width }) => {
                 let narrow = matches!(space, Space::Shared | Space::Local | Space::Param) && width == 32;
                 if width != 64 && !narrow {
@@ -323,12 +294,12 @@ impl<'a> Parser<'a> {
                 Ok(Address { slot, offset: offset32, space })
             }
             Some(Local::Param(slot)) if space == Space::Param => {
-                let start = self.constant(context, 0, form.line)?;
-                Ok(Address { slot: start, offset: frame(slot.offset)?, space: Space::ParamFrame })
+                let start = self.constant(form.context, 0, form.line)?;
+                Ok(Address { slot: start, offset: frame(form, slot.offset)?, space: Space::ParamFrame })
             }
             Some(Local::Stack(at)) if space == Space::Local => {
-                let start = self.constant(context, 0, form.line)?;
-                Ok(Address { slot: start, offset: frame(at)?, space: Space::LocalFrame })
+                let start = self.constant(form.context, 0, form.line)?;
+                Ok(Address { slot: start, offset: frame(form, at)?, space: Space::LocalFrame })
             }
             Some(Local::Param(_) | Local::Stack(_)) => Err(self.bad(form, format!("{name} is in another state space"))),
             found => {
@@ -350,20 +321,20 @@ impl<'a> Parser<'a> {
                 if !fits {
                     return Err(self.bad(form, format!("{name} is in another state space")));
                 }
-                let slot = self.address(context, Symbol::Variable(variable), 0, 64, form.line)?;
+                let slot = self.address(form.context, Symbol::Variable(variable), 0, 64, form.line)?;
                 Ok(Address { slot, offset: offset32, space })
             }
         }
     }
 
-    pub fn emit(&self, context: &mut Context<'a>, form: &Form<'_>, instruction: Instr) -> Result<(), Error> {
-        if context.body.code.len() >= 1 << 24 {
+    pub fn emit(&self, form: &mut Form<'_, 'a>, instruction: Instr) -> Result<(), Error> {
+        if form.context.body.code.len() >= 1 << 24 {
             return Err(self.error(Kind::Limit, form.line, form.text, "a function has at most 16777216 instructions"));
         }
-        context.body.code.push(instruction);
-        context.body.lines.push(form.line);
-        context.body.sources.push(context.source);
-        context.body.inlined.push(context.inlined);
+        form.context.body.code.push(instruction);
+        form.context.body.lines.push(form.line);
+        form.context.body.sources.push(form.context.source);
+        form.context.body.inlined.push(form.context.inlined);
         Ok(())
     }
 }

@@ -4,7 +4,6 @@ use super::form::{ATOMICS, Form, Instr, SCOPES, SPACES, blank};
 use crate::code::{Atomic, Op, Order, Scope, Space};
 use crate::error::Error;
 use crate::operand::{Operand, Type};
-use crate::parse::context::Context;
 use crate::parse::parser::Parser;
 
 const CACHES: &[(&str, ())] =
@@ -25,8 +24,7 @@ impl<'a> Parser<'a> {
     /// Decodes a load or store.
     pub(super) fn access(
         &self,
-        context: &mut Context<'a>,
-        form: &mut Form<'a>,
+        form: &mut Form<'_, 'a>,
         store: bool,
         operands: &[Operand<'a>],
     ) -> Result<Instr, Error> {
@@ -78,16 +76,16 @@ impl<'a> Parser<'a> {
         }
         self.count(form, operands, if policy { 3 } else { 2 })?;
         if policy {
-            self.value(context, form, &operands[2], Type { kind: 'b', bits: 64 })?;
+            self.value(form, &operands[2], Type { kind: 'b', bits: 64 })?;
         }
         let (place, values) = if store { (&operands[0], &operands[1]) } else { (&operands[1], &operands[0]) };
-        let place = self.place_of(context, form, place, space)?;
+        let place = self.place_of(form, place, space)?;
         let mut slots = [0; 4];
         let mut width = ty.bits;
         let one = [values.clone()];
         let values = match values {
             value if wide => {
-                [slots[0], slots[1]] = self.wide(context, form, value)?;
+                [slots[0], slots[1]] = self.wide(form, value)?;
                 &[]
             }
             Operand::Vector(values) if count > 1 || values.len() == 1 => &values[..],
@@ -97,11 +95,8 @@ impl<'a> Parser<'a> {
             return Err(self.bad(form, format!("the vector has {count} registers")));
         }
         for (slot, value) in slots.iter_mut().zip(values) {
-            (*slot, width) = if store {
-                self.value_of(context, form, value, ty, true)?
-            } else {
-                self.target(context, form, value, ty.bits, true)?
-            };
+            (*slot, width) =
+                if store { self.value_of(form, value, ty, true)? } else { self.target(form, value, ty.bits, true)? };
         }
         let space = place.space;
         let mut made = if store {
@@ -114,13 +109,7 @@ impl<'a> Parser<'a> {
         Ok(made)
     }
 
-    pub(super) fn atomic(
-        &self,
-        context: &mut Context<'a>,
-        form: &mut Form<'a>,
-        red: bool,
-        operands: &[Operand<'a>],
-    ) -> Result<Instr, Error> {
+    pub(super) fn atomic(&self, form: &mut Form<'_, 'a>, red: bool, operands: &[Operand<'a>]) -> Result<Instr, Error> {
         let orders = &[
             ("relaxed", Order::Relaxed),
             ("acquire", Order::Acquire),
@@ -158,16 +147,16 @@ impl<'a> Parser<'a> {
             operands.get(1..).ok_or_else(|| self.bad(form, "the instruction has operands"))?
         };
         self.count(form, rest, if op == Atomic::CompareExchange { 3 } else { 2 })?;
-        let place = self.place_of(context, form, &rest[0], space)?;
+        let place = self.place_of(form, &rest[0], space)?;
         let order = order.unwrap_or(Order::Relaxed);
         let mut made = blank(Op::Atomic { op, space: place.space, order, scope, signed: ty.signed() }, ty.bits);
         (made.a, made.imm) = (place.slot, place.offset);
-        made.b = self.value(context, form, &rest[1], ty)?;
+        made.b = self.value(form, &rest[1], ty)?;
         if let Some(new) = rest.get(2) {
-            made.c = self.value(context, form, new, ty)?;
+            made.c = self.value(form, new, ty)?;
         }
         let sink = Operand::Name("_");
-        made.d = self.result(context, form, if red { &sink } else { &operands[0] }, ty.bits)?;
+        made.d = self.result(form, if red { &sink } else { &operands[0] }, ty.bits)?;
         Ok(made)
     }
 }

@@ -4,16 +4,10 @@ use super::form::{ATOMICS, Form, Instr, blank};
 use crate::code::{ALWAYS, Atomic, Op, Shuffle, Vote};
 use crate::error::Error;
 use crate::operand::{Operand, Type};
-use crate::parse::context::Context;
 use crate::parse::parser::Parser;
 
 impl<'a> Parser<'a> {
-    pub(super) fn barrier(
-        &self,
-        context: &mut Context<'a>,
-        form: &mut Form<'a>,
-        operands: &[Operand<'a>],
-    ) -> Result<Instr, Error> {
+    pub(super) fn barrier(&self, form: &mut Form<'_, 'a>, operands: &[Operand<'a>]) -> Result<Instr, Error> {
         let word = Type { kind: 'u', bits: 32 };
         if form.text.starts_with("bar.") && form.take("warp") {
             if !form.take("sync") {
@@ -22,7 +16,7 @@ impl<'a> Parser<'a> {
             self.done(form)?;
             self.count(form, operands, 1)?;
             let mut made = blank(Op::WarpBarrier, 32);
-            made.b = self.value(context, form, &operands[0], word)?;
+            made.b = self.value(form, &operands[0], word)?;
             return Ok(made);
         }
         form.take("cta");
@@ -46,18 +40,18 @@ impl<'a> Parser<'a> {
             if !known {
                 return Err(self.unknown_form(form));
             }
-            made.d = self.result(context, form, result, bits)?;
-            let (slot, negate) = self.predicate(context, form, predicate)?;
+            made.d = self.result(form, result, bits)?;
+            let (slot, negate) = self.predicate(form, predicate)?;
             (made.c, made.imm) = (slot, i32::from(negate));
             rest = middle;
         }
         self.done(form)?;
         made.b = ALWAYS;
         match rest {
-            [barrier] if kind != 1 => made.a = self.value(context, form, barrier, word)?,
+            [barrier] if kind != 1 => made.a = self.value(form, barrier, word)?,
             [barrier, threads] => {
-                made.a = self.value(context, form, barrier, word)?;
-                made.b = self.value(context, form, threads, word)?;
+                made.a = self.value(form, barrier, word)?;
+                made.b = self.value(form, threads, word)?;
             }
             _ => {
                 return Err(
@@ -68,20 +62,14 @@ impl<'a> Parser<'a> {
         Ok(made)
     }
 
-    pub(super) fn warp(
-        &self,
-        context: &mut Context<'a>,
-        form: &mut Form<'a>,
-        base: &str,
-        operands: &[Operand<'a>],
-    ) -> Result<Instr, Error> {
+    pub(super) fn warp(&self, form: &mut Form<'_, 'a>, base: &str, operands: &[Operand<'a>]) -> Result<Instr, Error> {
         let word = Type { kind: 'b', bits: 32 };
         if base == "activemask" {
             let ty = self.ty(form)?;
             if ty != word {
                 return Err(self.unknown_form(form));
             }
-            return self.plain(context, form, Op::ActiveMask, operands, &[word]);
+            return self.plain(form, Op::ActiveMask, operands, &[word]);
         }
         let first = |operands: &[Operand<'a>]| match operands.first() {
             Some(&Operand::Pair(value, predicate)) => (Operand::Name(value), Some(Operand::Name(predicate))),
@@ -101,7 +89,7 @@ impl<'a> Parser<'a> {
                     ("bfly", Shuffle::Butterfly),
                 ]);
                 let kind = kind.ok_or_else(|| self.unknown_form(form))?;
-                self.shuffle(context, form, kind, first(operands), operands)
+                self.shuffle(form, kind, first(operands), operands)
             }
             "elect" => {
                 self.done(form)?;
@@ -110,9 +98,9 @@ impl<'a> Parser<'a> {
                 let predicate =
                     predicate.ok_or_else(|| self.bad(form, "the results are a register and a predicate"))?;
                 let mut made = blank(Op::Elect, 32);
-                made.b = self.value(context, form, &operands[1], word)?;
-                made.d = self.result(context, form, &lane, 32)?;
-                made.x = self.result(context, form, &predicate, 1)?;
+                made.b = self.value(form, &operands[1], word)?;
+                made.d = self.result(form, &lane, 32)?;
+                made.x = self.result(form, &predicate, 1)?;
                 Ok(made)
             }
             "vote" => {
@@ -130,10 +118,10 @@ impl<'a> Parser<'a> {
                 }
                 self.count(form, operands, 3)?;
                 let mut made = blank(Op::Vote(vote), bits);
-                let (slot, negate) = self.predicate(context, form, &operands[1])?;
+                let (slot, negate) = self.predicate(form, &operands[1])?;
                 (made.a, made.imm) = (slot, i32::from(negate));
-                made.b = self.value(context, form, &operands[2], word)?;
-                made.d = self.result(context, form, &operands[0], bits)?;
+                made.b = self.value(form, &operands[2], word)?;
+                made.d = self.result(form, &operands[0], bits)?;
                 Ok(made)
             }
             "match" => {
@@ -148,10 +136,10 @@ impl<'a> Parser<'a> {
                     return Err(self.bad(form, "only match.all has a predicate"));
                 }
                 let mut made = blank(Op::Match { all }, ty.bits);
-                made.a = self.value(context, form, &operands[1], ty)?;
-                made.b = self.value(context, form, &operands[2], word)?;
-                made.d = self.result(context, form, &value, 32)?;
-                made.x = self.result(context, form, &predicate.unwrap_or(Operand::Name("_")), 1)?;
+                made.a = self.value(form, &operands[1], ty)?;
+                made.b = self.value(form, &operands[2], word)?;
+                made.d = self.result(form, &value, 32)?;
+                made.x = self.result(form, &predicate.unwrap_or(Operand::Name("_")), 1)?;
                 Ok(made)
             }
             _ => {
@@ -164,15 +152,14 @@ impl<'a> Parser<'a> {
                 if ty.bits != 32 {
                     return Err(self.unknown_form(form));
                 }
-                self.plain(context, form, Op::Reduce { op, signed: ty.signed() }, operands, &[ty, ty, word])
+                self.plain(form, Op::Reduce { op, signed: ty.signed() }, operands, &[ty, ty, word])
             }
         }
     }
 
     fn shuffle(
         &self,
-        context: &mut Context<'a>,
-        form: &mut Form<'a>,
+        form: &mut Form<'_, 'a>,
         kind: Shuffle,
         (value, predicate): (Operand<'a>, Option<Operand<'a>>),
         operands: &[Operand<'a>],
@@ -183,13 +170,13 @@ impl<'a> Parser<'a> {
         }
         self.count(form, operands, 5)?;
         let mut made = blank(Op::Shuffle(kind), 32);
-        made.a = self.value(context, form, &operands[1], word)?;
-        made.b = self.value(context, form, &operands[2], word)?;
-        made.c = self.value(context, form, &operands[3], word)?;
-        made.x = self.value(context, form, &operands[4], word)?;
-        made.d = self.result(context, form, &value, 32)?;
+        made.a = self.value(form, &operands[1], word)?;
+        made.b = self.value(form, &operands[2], word)?;
+        made.c = self.value(form, &operands[3], word)?;
+        made.x = self.value(form, &operands[4], word)?;
+        made.d = self.result(form, &value, 32)?;
         made.imm = match predicate {
-            Some(predicate) => i32::from(self.result(context, form, &predicate, 1)?),
+            Some(predicate) => i32::from(self.result(form, &predicate, 1)?),
             None => -1,
         };
         Ok(made)
