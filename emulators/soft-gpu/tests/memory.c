@@ -226,40 +226,17 @@ static void cuboids(void) {
     memset(back, 0xee, sizeof back);
     CUdeviceptr memory;
     CALL(cuMemAlloc(&memory, 512 * 9 * 4));
-    CUDA_MEMCPY3D copy;
-    memset(&copy, 0, sizeof copy);
-    copy.srcMemoryType = CU_MEMORYTYPE_HOST;
-    copy.srcHost = host;
-    copy.srcPitch = PITCH;
-    copy.srcHeight = ROWS;
-    copy.srcXInBytes = X;
-    copy.srcY = Y;
-    copy.srcZ = Z;
-    copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
-    copy.dstDevice = memory;
-    copy.dstPitch = 512;
-    copy.dstHeight = 9;
-    copy.dstXInBytes = 3;
-    copy.dstY = 2;
-    copy.dstZ = 1;
-    copy.WidthInBytes = WIDTH;
-    copy.Height = HEIGHT;
-    copy.Depth = DEPTH;
+    CUDA_MEMCPY3D copy = {
+        .srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = host, .srcPitch = PITCH, .srcHeight = ROWS, .srcXInBytes = X, .srcY = Y, .srcZ = Z,
+        .dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = memory, .dstPitch = 512, .dstHeight = 9, .dstXInBytes = 3, .dstY = 2, .dstZ = 1,
+        .WidthInBytes = WIDTH, .Height = HEIGHT, .Depth = DEPTH,
+    };
     CALL(cuMemcpy3D(&copy));
-    copy.srcMemoryType = CU_MEMORYTYPE_UNIFIED;
-    copy.srcDevice = memory;
-    copy.srcPitch = 512;
-    copy.srcHeight = 9;
-    copy.srcXInBytes = 3;
-    copy.srcY = 2;
-    copy.srcZ = 1;
-    copy.dstMemoryType = CU_MEMORYTYPE_HOST;
-    copy.dstHost = back;
-    copy.dstPitch = PITCH;
-    copy.dstHeight = ROWS;
-    copy.dstXInBytes = X;
-    copy.dstY = Y;
-    copy.dstZ = Z;
+    copy = (CUDA_MEMCPY3D){
+        .srcMemoryType = CU_MEMORYTYPE_UNIFIED, .srcDevice = memory, .srcPitch = 512, .srcHeight = 9, .srcXInBytes = 3, .srcY = 2, .srcZ = 1,
+        .dstMemoryType = CU_MEMORYTYPE_HOST, .dstHost = back, .dstPitch = PITCH, .dstHeight = ROWS, .dstXInBytes = X, .dstY = Y, .dstZ = Z,
+        .WidthInBytes = WIDTH, .Height = HEIGHT, .Depth = DEPTH,
+    };
     CALL(cuMemcpy3DAsync(&copy, NULL));
     CALL(cuStreamSynchronize(NULL));
     int right = 0;
@@ -286,20 +263,11 @@ static void rectangles(void) {
     CALL(cuMemAlloc(&memory, pitch * ROWS));
     CALL(cuMemAlloc(&other, pitch * ROWS));
     CALL(cuMemsetD8(memory, 0x11, pitch * ROWS));
-    CUDA_MEMCPY2D copy;
-    memset(&copy, 0, sizeof copy);
-    copy.srcMemoryType = CU_MEMORYTYPE_HOST;
-    copy.srcHost = host;
-    copy.srcPitch = PITCH;
-    copy.srcXInBytes = X;
-    copy.srcY = Y;
-    copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
-    copy.dstDevice = memory;
-    copy.dstPitch = pitch;
-    copy.dstXInBytes = 3;
-    copy.dstY = 2;
-    copy.WidthInBytes = WIDTH;
-    copy.Height = HEIGHT;
+    CUDA_MEMCPY2D copy = {
+        .srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = host, .srcPitch = PITCH, .srcXInBytes = X, .srcY = Y,
+        .dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = memory, .dstPitch = pitch, .dstXInBytes = 3, .dstY = 2,
+        .WidthInBytes = WIDTH, .Height = HEIGHT,
+    };
     CALL(cuMemcpy2D(&copy));
     copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
     copy.srcDevice = memory;

@@ -96,97 +96,63 @@ static void memory(void) {
     EXPECT(CUDA_ERROR_NOT_SUPPORTED, cuMemAllocManaged(&other, 16, 1));
 }
 
+/* Expects the code of a call with one field of `copy` changed. */
+#define EXPECT_WITH(code, field, value, call) \
+    do {                                      \
+        __typeof__(copy) good = copy;         \
+        copy.field = (value);                 \
+        EXPECT(code, call);                   \
+        copy = good;                          \
+    } while (0)
+
 static void cuboids(void) {
     CUdeviceptr memory;
-    CUDA_MEMCPY3D copy;
     char bytes[64];
     CALL(cuMemAlloc(&memory, 4096));
-    memset(&copy, 0, sizeof copy);
-    copy.srcMemoryType = CU_MEMORYTYPE_HOST;
-    copy.srcHost = bytes;
-    copy.srcPitch = 8;
-    copy.srcHeight = 2;
-    copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
-    copy.dstDevice = memory;
-    copy.dstPitch = 512;
-    copy.dstHeight = 2;
-    copy.WidthInBytes = 8;
-    copy.Height = 2;
-    copy.Depth = 4;
+    CUDA_MEMCPY3D copy = {
+        .srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = bytes, .srcPitch = 8, .srcHeight = 2,
+        .dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = memory, .dstPitch = 512, .dstHeight = 2,
+        .WidthInBytes = 8, .Height = 2, .Depth = 4,
+    };
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(NULL));
     EXPECT(CUDA_SUCCESS, cuMemcpy3D(&copy));
-    copy.Depth = 0;
-    EXPECT(CUDA_SUCCESS, cuMemcpy3D(&copy));
-    copy.Depth = 5;
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(&copy));
-    copy.Depth = (size_t)1 << 60;
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3DAsync(&copy, NULL));
-    copy.Depth = 4;
-    copy.dstZ = 1;
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(&copy));
-    copy.dstZ = (size_t)1 << 60;
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(&copy));
-    copy.dstZ = 0;
-    copy.dstHeight = 1;
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(&copy));
-    copy.dstHeight = 2;
-    copy.srcY = 1;
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(&copy));
-    copy.srcY = 0;
-    copy.srcPitch = 7;
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(&copy));
-    copy.srcPitch = 8;
-    copy.srcLOD = 1;
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(&copy));
-    copy.srcLOD = 0;
-    copy.reserved1 = bytes;
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy3D(&copy));
-    copy.reserved1 = NULL;
-    copy.srcMemoryType = CU_MEMORYTYPE_ARRAY;
-    EXPECT(CUDA_ERROR_NOT_SUPPORTED, cuMemcpy3D(&copy));
+    EXPECT_WITH(CUDA_SUCCESS, Depth, 0, cuMemcpy3D(&copy));
+    EXPECT_WITH(CUDA_ERROR_INVALID_VALUE, Depth, 5, cuMemcpy3D(&copy));
+    EXPECT_WITH(CUDA_ERROR_INVALID_VALUE, Depth, (size_t)1 << 60, cuMemcpy3DAsync(&copy, NULL));
+    EXPECT_WITH(CUDA_ERROR_INVALID_VALUE, dstZ, 1, cuMemcpy3D(&copy));
+    EXPECT_WITH(CUDA_ERROR_INVALID_VALUE, dstZ, (size_t)1 << 60, cuMemcpy3D(&copy));
+    EXPECT_WITH(CUDA_ERROR_INVALID_VALUE, dstHeight, 1, cuMemcpy3D(&copy));
+    EXPECT_WITH(CUDA_ERROR_INVALID_VALUE, srcY, 1, cuMemcpy3D(&copy));
+    EXPECT_WITH(CUDA_ERROR_INVALID_VALUE, srcPitch, 7, cuMemcpy3D(&copy));
+    EXPECT_WITH(CUDA_ERROR_INVALID_VALUE, srcLOD, 1, cuMemcpy3D(&copy));
+    EXPECT_WITH(CUDA_ERROR_INVALID_VALUE, reserved1, bytes, cuMemcpy3D(&copy));
+    EXPECT_WITH(CUDA_ERROR_NOT_SUPPORTED, srcMemoryType, CU_MEMORYTYPE_ARRAY, cuMemcpy3D(&copy));
     CALL(cuMemFree(memory));
 }
 
 static void rectangles(void) {
     CUdeviceptr memory;
-    CUDA_MEMCPY2D copy;
     char bytes[64];
     CALL(cuMemAlloc(&memory, 4096));
-    memset(&copy, 0, sizeof copy);
-    copy.srcMemoryType = CU_MEMORYTYPE_HOST;
-    copy.srcHost = bytes;
-    copy.srcPitch = 16;
-    copy.dstMemoryType = CU_MEMORYTYPE_DEVICE;
-    copy.dstDevice = memory;
-    copy.dstPitch = 1024;
-    copy.WidthInBytes = 16;
-    copy.Height = 4;
+    CUDA_MEMCPY2D copy = {
+        .srcMemoryType = CU_MEMORYTYPE_HOST, .srcHost = bytes, .srcPitch = 16,
+        .dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = memory, .dstPitch = 1024,
+        .WidthInBytes = 16, .Height = 4,
+    };
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(NULL));
     EXPECT(CUDA_SUCCESS, cuMemcpy2D(&copy));
-    copy.dstY = 1;
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
-    copy.dstY = 0;
-    copy.dstXInBytes = 1009;
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
-    copy.dstXInBytes = 0;
-    copy.srcPitch = 15;
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
-    copy.srcPitch = (size_t)1 << 32;
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
-    copy.srcPitch = 16;
-    copy.Height = (size_t)1 << 62;
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
+    EXPECT_WITH(CUDA_ERROR_INVALID_VALUE, dstY, 1, cuMemcpy2D(&copy));
+    EXPECT_WITH(CUDA_ERROR_INVALID_VALUE, dstXInBytes, 1009, cuMemcpy2D(&copy));
+    EXPECT_WITH(CUDA_ERROR_INVALID_VALUE, srcPitch, 15, cuMemcpy2D(&copy));
+    EXPECT_WITH(CUDA_ERROR_INVALID_VALUE, srcPitch, (size_t)1 << 32, cuMemcpy2D(&copy));
+    EXPECT_WITH(CUDA_ERROR_INVALID_VALUE, Height, (size_t)1 << 62, cuMemcpy2D(&copy));
     copy.dstMemoryType = CU_MEMORYTYPE_HOST;
     copy.dstHost = bytes;
     copy.srcMemoryType = CU_MEMORYTYPE_DEVICE;
     copy.srcDevice = memory;
-    copy.Height = (size_t)1 << 50;
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
-    copy.Height = 4;
-    copy.srcMemoryType = 0;
-    EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemcpy2D(&copy));
-    copy.srcMemoryType = CU_MEMORYTYPE_ARRAY;
-    EXPECT(CUDA_ERROR_NOT_SUPPORTED, cuMemcpy2D(&copy));
+    EXPECT_WITH(CUDA_ERROR_INVALID_VALUE, Height, (size_t)1 << 50, cuMemcpy2D(&copy));
+    EXPECT_WITH(CUDA_ERROR_INVALID_VALUE, srcMemoryType, 0, cuMemcpy2D(&copy));
+    EXPECT_WITH(CUDA_ERROR_NOT_SUPPORTED, srcMemoryType, CU_MEMORYTYPE_ARRAY, cuMemcpy2D(&copy));
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemsetD2D8(memory, 1024, 0, 16, 5));
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemsetD2D16(memory + 1, 1024, 0, 16, 1));
     EXPECT(CUDA_ERROR_INVALID_VALUE, cuMemsetD2D16(memory, 1023, 0, 16, 2));
@@ -260,12 +226,10 @@ static void words(void) {
         {CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_64, 0, 0, memory + 16}, {CU_STREAM_ATOMIC_REDUCTION_UNSIGNED_32, 0, 0, 0},
     };
     for (unsigned i = 0; i < sizeof bad / sizeof *bad; i++) {
-        memset(&step, 0, sizeof step);
-        step.atomicReduction.operation = CU_STREAM_MEM_OP_ATOMIC_REDUCTION;
-        step.atomicReduction.flags = bad[i].flags;
-        step.atomicReduction.reductionOp = bad[i].operation;
-        step.atomicReduction.dataType = bad[i].type;
-        step.atomicReduction.address = bad[i].address;
+        step = (CUstreamBatchMemOpParams){.atomicReduction = {
+            .operation = CU_STREAM_MEM_OP_ATOMIC_REDUCTION, .flags = bad[i].flags, .reductionOp = bad[i].operation,
+            .dataType = bad[i].type, .address = bad[i].address,
+        }};
         EXPECT(CUDA_ERROR_INVALID_VALUE, cuStreamBatchMemOp(NULL, 1, &step, 0));
     }
     CALL(cuMemFree(memory));
