@@ -9,7 +9,7 @@ use soft_nic::process::Uses;
 use crate::bindings as ib;
 use crate::context::PORT;
 use crate::guard::{Errno, object, refuse, status};
-use crate::objects::{self, Held, Object, Open};
+use crate::objects::{self, Held, Open, verbs_object};
 use crate::params::{Size, Struct};
 use crate::pd::Pd;
 
@@ -22,15 +22,7 @@ pub(crate) struct Ah {
     uses: Uses,
 }
 
-// SAFETY: no other type has this kind, and the struct is the first field.
-unsafe impl Object for Ah {
-    const KIND: &'static str = "address handle";
-    type Raw = ib::ibv_ah;
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-}
+verbs_object!(Ah { raw: ib::ibv_ah }, "address handle");
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_create_ah(raw: Open<Pd>, attr: Option<&ib::ibv_ah_attr>) -> *mut ib::ibv_ah {

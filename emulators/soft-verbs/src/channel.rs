@@ -13,7 +13,7 @@ use soft_nic::process::Uses;
 use crate::bindings as ib;
 use crate::context::Context;
 use crate::guard::{Errno, object, status};
-use crate::objects::{self, Held, Object, Open};
+use crate::objects::{self, Held, Open, verbs_object};
 
 /// A pipe into which the card writes a completion queue's address for each event, as the kernel does: libfabric reads
 /// it directly.
@@ -28,15 +28,7 @@ pub(crate) struct Channel {
     uses: Uses,
 }
 
-// SAFETY: no other type has this kind, and the struct is the first field.
-unsafe impl Object for Channel {
-    const KIND: &'static str = "completion channel";
-    type Raw = ib::ibv_comp_channel;
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-}
+verbs_object!(Channel { raw: ib::ibv_comp_channel }, "completion channel");
 
 /// What a program gets with a completion queue's event.
 struct Member {

@@ -17,7 +17,7 @@ use soft_nic::process::{self, Process, Uses};
 use crate::bindings as ib;
 use crate::device::{self, Device};
 use crate::guard::{Errno, entry, status};
-use crate::objects::{self, Object, Open};
+use crate::objects::{self, Object, Open, verbs_object};
 use crate::params::{Size, Struct};
 use crate::queues::Queues;
 
@@ -54,17 +54,7 @@ pub(crate) struct Context {
     uses: Uses,
 }
 
-// SAFETY: no other type has this kind, and `AT` is the struct's offset.
-unsafe impl Object for Context {
-    const KIND: &'static str = "device";
-    type Raw = ib::ibv_context;
-    const AT: usize = offset_of!(Context, raw) + offset_of!(ib::verbs_context, context);
-    const SHARED_WITH_CHILDREN: bool = true;
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-}
+verbs_object!(Context { raw.context: ib::ibv_context }, "device", { const SHARED_WITH_CHILDREN: bool = true; });
 
 impl Context {
     /// Opens a device; `raw` holds its tables of calls.

@@ -12,7 +12,7 @@ use soft_nic::process::Uses;
 use crate::bindings as ib;
 use crate::context::Context;
 use crate::guard::{Errno, object, refuse, status};
-use crate::objects::{self, Held, Object, Open};
+use crate::objects::{self, Held, Open, verbs_object};
 use crate::params::{Size, Struct};
 
 #[repr(C)]
@@ -27,15 +27,7 @@ pub(crate) struct CompCntr {
     uses: Uses,
 }
 
-// SAFETY: no other type has this kind, and the struct is the first field.
-unsafe impl Object for CompCntr {
-    const KIND: &'static str = "completion counter";
-    type Raw = ib::ibv_comp_cntr;
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-}
+verbs_object!(CompCntr { raw: ib::ibv_comp_cntr }, "completion counter");
 
 /// The queue pair events that a counter can count, by their bits.
 pub(crate) const EVENT_OF: [(c_uint, Event); EVENTS] = [

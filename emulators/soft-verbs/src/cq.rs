@@ -21,7 +21,7 @@ use crate::bindings as ib;
 use crate::channel::{Channel, Unacknowledged};
 use crate::context::{Context, MAX_CQE, VECTORS};
 use crate::guard::{Errno, entry, object, refuse, status};
-use crate::objects::{self, Efa, EfaPart, Held, Object, Open, Param, call1, call2};
+use crate::objects::{self, Efa, EfaPart, Held, Open, Param, call1, call2, verbs_object};
 use crate::params::{Size, Struct};
 use crate::pd::Pd;
 use crate::turn::Turn;
@@ -50,15 +50,7 @@ pub(crate) struct Cq {
     unacknowledged: Arc<Unacknowledged>,
 }
 
-// SAFETY: no other type has this kind, and the struct, which `ibv_cq_ex` begins with, is the first field.
-unsafe impl Object for Cq {
-    const KIND: &'static str = "completion queue";
-    type Raw = ib::ibv_cq;
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-}
+verbs_object!(Cq { raw: ib::ibv_cq }, "completion queue");
 
 // SAFETY: the offset is that of the field of this type.
 unsafe impl EfaPart for Cq {

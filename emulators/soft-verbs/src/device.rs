@@ -10,7 +10,7 @@ use soft_nic::process::Uses;
 
 use crate::bindings as ib;
 use crate::guard::{Errno, entry, object, refuse};
-use crate::objects::{self, Object};
+use crate::objects::{self, verbs_object};
 
 /// A device. It lives as long as the process, since programs keep pointers to `raw` and pass them back.
 #[repr(C)]
@@ -83,15 +83,7 @@ struct DeviceList {
     uses: Uses,
 }
 
-// SAFETY: no other type has this kind, and the entries are the first field.
-unsafe impl Object for DeviceList {
-    const KIND: &'static str = "device list";
-    type Raw = *mut ib::ibv_device;
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-}
+verbs_object!(DeviceList { entries: *mut ib::ibv_device }, "device list");
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn ibv_get_device_list(count: Option<&mut c_int>) -> *mut *mut ib::ibv_device {

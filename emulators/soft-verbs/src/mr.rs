@@ -10,7 +10,7 @@ use soft_nic::process::Uses;
 
 use crate::bindings as ib;
 use crate::guard::{Errno, object, status};
-use crate::objects::{self, Held, Object, Open};
+use crate::objects::{self, Held, Open, verbs_object};
 use crate::params::{Size, Struct};
 use crate::pd::Pd;
 
@@ -34,15 +34,7 @@ struct Mr {
     uses: Uses,
 }
 
-// SAFETY: no other type has this kind, and the struct is the first field.
-unsafe impl Object for Mr {
-    const KIND: &'static str = "memory region";
-    type Raw = ib::ibv_mr;
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-}
+verbs_object!(Mr { raw: ib::ibv_mr }, "memory region");
 
 const LOCAL_WRITE: c_uint = ib::IBV_ACCESS_LOCAL_WRITE;
 const REMOTE_WRITE: c_uint = ib::IBV_ACCESS_REMOTE_WRITE;

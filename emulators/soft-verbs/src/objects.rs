@@ -51,6 +51,26 @@ pub(crate) unsafe trait Object: Sized {
     fn uses(&self) -> &Uses;
 }
 
+/// Makes a type with a field `uses` an object, by the struct that the program sees and a name that no other type has.
+macro_rules! verbs_object {
+    ($type:ident { $($field:ident).+: $raw:ty }, $kind:literal $(, { $($items:tt)* })?) => {
+        // SAFETY: the caller names the field that is that struct, or begins with it, and a kind that only this type
+        // has. `uses` is a field.
+        unsafe impl $crate::objects::Object for $type {
+            const KIND: &'static str = $kind;
+            type Raw = $raw;
+            const AT: usize = std::mem::offset_of!($type, $($field).+);
+
+            fn uses(&self) -> &soft_nic::process::Uses {
+                &self.uses
+            }
+
+            $($($items)*)?
+        }
+    };
+}
+pub(crate) use verbs_object;
+
 /// A parameter of an entry point: null, or the address of an open object.
 ///
 /// Verbs programs pass nothing else: that is the contract of every `unsafe extern "C"` entry point. Safe code can't

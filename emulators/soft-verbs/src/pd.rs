@@ -9,7 +9,7 @@ use soft_nic::process::Uses;
 use crate::bindings as ib;
 use crate::context::Context;
 use crate::guard::{Errno, object};
-use crate::objects::{self, Held, Object, Open};
+use crate::objects::{self, Held, Open, verbs_object};
 
 #[repr(C)]
 pub(crate) struct Pd {
@@ -28,16 +28,9 @@ struct Parent {
     _td: Option<Held<Td>>,
 }
 
-// SAFETY: no other type has this kind, and the struct is the first field.
-unsafe impl Object for Pd {
-    const KIND: &'static str = "protection domain";
-    type Raw = ib::ibv_pd;
+verbs_object!(Pd { raw: ib::ibv_pd }, "protection domain", {
     const SHARED_WITH_CHILDREN: bool = true;
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-}
+});
 
 impl Pd {
     /// Returns the context pointer that its objects' structs hold.
@@ -80,15 +73,7 @@ struct Td {
     uses: Uses,
 }
 
-// SAFETY: no other type has this kind, and the struct is the first field.
-unsafe impl Object for Td {
-    const KIND: &'static str = "thread domain";
-    type Raw = ib::ibv_td;
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-}
+verbs_object!(Td { raw: ib::ibv_td }, "thread domain");
 
 pub(crate) unsafe extern "C" fn alloc_td(raw: Open<Context>, attr: Option<&ib::ibv_td_init_attr>) -> *mut ib::ibv_td {
     object("ibv_alloc_td", || {

@@ -15,7 +15,7 @@ use crate::context::{Context, PORT};
 use crate::counter::{ALL_EVENTS, CompCntr, EVENT_OF};
 use crate::cq::Cq;
 use crate::guard::{Errno, refuse, status};
-use crate::objects::{self, EfaPart, Held, Object, Open, Param};
+use crate::objects::{self, EfaPart, Held, Open, Param, verbs_object};
 use crate::params::{Size, Struct};
 use crate::pd::Pd;
 use crate::queues::{Queues, Session};
@@ -44,15 +44,7 @@ pub(crate) struct QueuePair {
     pub(crate) uses: Uses,
 }
 
-// SAFETY: no other type has this kind, and the struct, which `ibv_qp_ex` begins with, is the first field.
-unsafe impl Object for QueuePair {
-    const KIND: &'static str = "queue pair";
-    type Raw = ib::ibv_qp;
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-}
+verbs_object!(QueuePair { raw: ib::ibv_qp }, "queue pair");
 
 // SAFETY: the offset is that of the field of this type.
 unsafe impl EfaPart for QueuePair {

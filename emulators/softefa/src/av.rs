@@ -11,7 +11,7 @@ use super::domain::Domain;
 use super::entry::{Answer, Arg, Array, Call, Out, Room, entry_points};
 use super::guard::Code;
 use super::library::{refuse, refuse_attribute};
-use super::object::{Held, Object, Uses, close, give, head, table};
+use super::object::{Held, Uses, close, give, head, object, table};
 use super::unsupported;
 use soft_nic::address::{ADDRESS_LEN, Address};
 use soft_nic::card::{Card, Slab};
@@ -54,15 +54,7 @@ struct Entries {
     number_of_handle: HashMap<(u16, u16), u64>,
 }
 
-// SAFETY: repr(C), begins with fid_av; this provider makes fids of this class only here.
-unsafe impl Object for Av {
-    const CLASS: u32 = fi::FI_CLASS_AV;
-    const NAME: &str = "av";
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-}
+object!(Av, FI_CLASS_AV, "av");
 
 impl AvTable {
     fn lock(&self) -> MutexGuard<'_, Entries> {

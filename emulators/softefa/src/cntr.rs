@@ -14,7 +14,7 @@ use super::domain::Domain;
 use super::entry::{Out, entry_points};
 use super::guard::Code;
 use super::library::{refuse, refuse_attribute};
-use super::object::{Held, Object, Uses, close, give, head, table};
+use super::object::{Held, Uses, close, give, head, object, table};
 use super::unsupported;
 use super::wait::Sleep;
 use soft_nic::card::SetupError;
@@ -39,21 +39,13 @@ pub(super) struct Cntr {
     pub uses: Uses,
 }
 
-// SAFETY: repr(C), begins with fid_cntr; this provider makes fids of this class only here.
-unsafe impl Object for Cntr {
-    const CLASS: u32 = fi::FI_CLASS_CNTR;
-    const NAME: &str = "cntr";
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-
+object!(Cntr, FI_CLASS_CNTR, "cntr", {
     fn close(&self) -> Result<(), Code> {
         let counter = self.domain.card.lock().close_counter(self.id)?;
         drop(counter);
         Ok(())
     }
-}
+});
 
 impl Cntr {
     fn value(&self) -> u64 {

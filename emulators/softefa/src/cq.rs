@@ -16,7 +16,7 @@ use super::entry::{Arg, Call, Command, Out, Room, entry_points};
 use super::fabric::Kind;
 use super::guard::Code;
 use super::library::{refuse_attribute, version};
-use super::object::{Held, Object, Uses, close, give, head, table};
+use super::object::{Held, Uses, close, give, head, object, table};
 use super::queue_pair::RingReader;
 use super::unsupported;
 use super::wait::{self, WaitObject};
@@ -39,15 +39,7 @@ pub(super) struct Cq {
     pub uses: Uses,
 }
 
-// SAFETY: repr(C), begins with fid_cq; this provider makes fids of this class only here.
-unsafe impl Object for Cq {
-    const CLASS: u32 = fi::FI_CLASS_CQ;
-    const NAME: &str = "cq";
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-
+object!(Cq, FI_CLASS_CQ, "cq", {
     fn close(&self) -> Result<(), Code> {
         if let Some(id) = self.ring_id() {
             let ring = self.domain.card.lock().close_cq(id)?;
@@ -55,7 +47,7 @@ unsafe impl Object for Cq {
         }
         Ok(())
     }
-}
+});
 
 impl Cq {
     /// Returns the ring, its entry size and its number of entries.

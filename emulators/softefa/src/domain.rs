@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ferrogin_libfabric::bindings as fi;
 
 use super::fabric::{Fabric, Kind};
-use super::object::{Held, Object, Uses};
+use super::object::{Held, Uses, object};
 use soft_nic::card::Card;
 
 #[repr(C)]
@@ -20,15 +20,7 @@ pub(super) struct Domain {
     pub uses: Uses,
 }
 
-// SAFETY: repr(C), begins with fid_domain; this provider makes fids of this class only here.
-unsafe impl Object for Domain {
-    const CLASS: u32 = fi::FI_CLASS_DOMAIN;
-    const NAME: &str = "domain";
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-}
+object!(Domain, FI_CLASS_DOMAIN, "domain");
 
 impl Domain {
     /// Returns the kind of the fabric that the domain belongs to.

@@ -14,7 +14,7 @@ use super::data_path::DataPath;
 use super::domain::Domain;
 use super::eq::Eq;
 use super::guard::Code;
-use super::object::{Held, Object, Uses};
+use super::object::{Held, Uses, object};
 use soft_nic::address::Address;
 use soft_nic::card::counter::EVENTS;
 
@@ -61,15 +61,7 @@ pub(super) struct State {
     pub address: Option<Address>,
 }
 
-// SAFETY: repr(C), begins with fid_ep; this provider makes fids of this class only here.
-unsafe impl Object for Ep {
-    const CLASS: u32 = fi::FI_CLASS_EP;
-    const NAME: &str = "ep";
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-
+object!(Ep, FI_CLASS_EP, "ep", {
     fn close(&self) -> Result<(), Code> {
         let Some(path) = self.path.get() else { return Ok(()) };
         let completer = path.clone() as Arc<dyn Completer>;
@@ -84,7 +76,7 @@ unsafe impl Object for Ep {
         }
         Ok(())
     }
-}
+});
 
 /// The time limit for a closing endpoint to send posted requests.
 const DRAIN_LIMIT: Duration = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use super::entry::{Array, Command, Out, Room, entry_points};
 use super::fabric::Fabric;
 use super::guard::Code;
 use super::library::refuse_attribute;
-use super::object::{Held, Object, Uses, close, give, head, table};
+use super::object::{Held, Uses, close, give, head, object, table};
 use super::unsupported;
 use super::wait::{self, WaitObject};
 use soft_nic::card::signal::Signal;
@@ -30,15 +30,7 @@ pub(super) struct Eq {
     pub uses: Uses,
 }
 
-// SAFETY: repr(C), begins with fid_eq; this provider makes fids of this class only here.
-unsafe impl Object for Eq {
-    const CLASS: u32 = fi::FI_CLASS_EQ;
-    const NAME: &str = "eq";
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-}
+object!(Eq, FI_CLASS_EQ, "eq");
 
 /// How many events a queue holds if no size is stated.
 const DEFAULT_SIZE: usize = 256;

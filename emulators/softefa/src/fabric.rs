@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use ferrogin_libfabric::bindings as fi;
 
-use super::object::{Object, Uses};
+use super::object::{Uses, object};
 
 /// A fabric's kind.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,16 +34,9 @@ pub(super) struct Fabric {
     pub uses: Uses,
 }
 
-// SAFETY: repr(C), begins with fid_fabric; this provider makes fids of this class only here.
-unsafe impl Object for Fabric {
-    const CLASS: u32 = fi::FI_CLASS_FABRIC;
-    const NAME: &str = "fabric";
+object!(Fabric, FI_CLASS_FABRIC, "fabric", {
     const SHARED_WITH_CHILDREN: bool = true;
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-}
+});
 
 impl Fabric {
     /// Returns the API version that the application requested; libfabric's core writes it after `fi_fabric` returns.

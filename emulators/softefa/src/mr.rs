@@ -10,7 +10,7 @@ use super::domain::Domain;
 use super::entry::{Arg, Array, Call, Out, entry_points};
 use super::guard::Code;
 use super::library::{refuse_attribute, version};
-use super::object::{Fid, Held, Object, Uses, close, give, head};
+use super::object::{Fid, Held, Uses, close, give, head, object};
 use super::unsupported;
 use soft_nic::card::region::{Access, Keys, Memory};
 use soft_nic::cuda::{CudaError, Driver};
@@ -26,21 +26,13 @@ pub(super) struct Mr {
     uses: Uses,
 }
 
-// SAFETY: repr(C), begins with fid_mr; this provider makes fids of this class only here.
-unsafe impl Object for Mr {
-    const CLASS: u32 = fi::FI_CLASS_MR;
-    const NAME: &str = "mr";
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-
+object!(Mr, FI_CLASS_MR, "mr", {
     fn close(&self) -> Result<(), Code> {
         let memory = self.domain.card.lock().close_region(self.keys);
         drop(memory);
         Ok(())
     }
-}
+});
 
 impl Mr {
     pub(super) fn lkey(&self) -> u32 {

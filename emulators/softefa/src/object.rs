@@ -36,6 +36,28 @@ pub(super) unsafe trait Object: Sized {
     }
 }
 
+/// Makes a type with the fields `fid` and `uses` the object of a class, which no other type of this provider has.
+/// `give` puts each in a box.
+macro_rules! object {
+    ($type:ident, $class:ident, $name:literal $(, { $($items:tt)* })?) => {
+        const _: () = assert!(std::mem::offset_of!($type, fid) == 0);
+
+        // SAFETY: the type begins with a fid, as just asserted, and `uses` is a field. The caller names the class that
+        // only this type has.
+        unsafe impl $crate::object::Object for $type {
+            const CLASS: u32 = fi::$class;
+            const NAME: &str = $name;
+
+            fn uses(&self) -> &$crate::object::Uses {
+                &self.uses
+            }
+
+            $($($items)*)?
+        }
+    };
+}
+pub(super) use object;
+
 /// A fid from the application: null, or open during the call.
 #[derive(Clone, Copy)]
 #[repr(transparent)]

@@ -7,7 +7,7 @@ use ferrogin_libfabric::bindings as fi;
 
 use super::super::entry::{Command, entry_points};
 use super::super::guard::Code;
-use super::super::object::{Object, Uses, close, head};
+use super::super::object::{Uses, close, head, object};
 use super::super::unsupported;
 use soft_nic::card::{self, MAX_SEND_SIZE};
 use soft_nic::config::{Config, PciAddress};
@@ -25,16 +25,9 @@ struct Nic {
     uses: Uses,
 }
 
-// SAFETY: repr(C), begins with fid_nic; this provider makes fids of this class only here, in a box.
-unsafe impl Object for Nic {
-    const CLASS: u32 = fi::FI_CLASS_NIC;
-    const NAME: &str = "nic";
+object!(Nic, FI_CLASS_NIC, "nic", {
     const SHARED_WITH_CHILDREN: bool = true;
-
-    fn uses(&self) -> &Uses {
-        &self.uses
-    }
-}
+});
 
 pub(super) fn nic(number: u32, config: &Config) -> Result<*mut fi::fid_nic, Code> {
     let gid = card::advertised_gid(config);
