@@ -1,6 +1,7 @@
 /* An MPI program whose ranks check every byte that they receive: smoke [ROUNDS]
  *
- * Takes two or more ranks. Each prints what it finds wrong and aborts the job; rank 0 prints one line if all is right. */
+ * Takes two or more ranks. Each prints what it finds wrong and aborts the job; rank 0 prints one line if all is
+ * right. */
 
 #include <mpi.h>
 #include <stdio.h>

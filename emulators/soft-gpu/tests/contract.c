@@ -1,5 +1,5 @@
-/* What programs rely on and smaller drivers get wrong: handles returned twice, memory of the host, several allocations side by side, pages
-   of small allocations, functions of newer releases, forked processes and handlers of atexit. */
+/* What programs rely on and smaller drivers get wrong: handles returned twice, memory of the host, several allocations
+   side by side, pages of small allocations, functions of newer releases, forked processes and handlers of atexit. */
 #define _GNU_SOURCE
 #include "common.h"
 

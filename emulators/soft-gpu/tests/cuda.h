@@ -1,5 +1,5 @@
-/* The part of NVIDIA's driver API that this directory's programs use, from the published reference. A program built with this header
-   runs on NVIDIA's driver and on the software GPU. */
+/* The part of NVIDIA's driver API that this directory's programs use, from the published reference. A program built
+   with this header runs on NVIDIA's driver and on the software GPU. */
 #ifndef SOFT_GPU_TESTS_CUDA_H
 #define SOFT_GPU_TESTS_CUDA_H
 

@@ -1,5 +1,5 @@
-/* An event shared by two processes: each records it on its own stream; the other queries it, waits for it, and makes a stream wait for it.
-   Usage: events */
+/* An event shared by two processes: each records it on its own stream; the other queries it, waits for it, and makes a
+   stream wait for it. Usage: events */
 #define _GNU_SOURCE
 #include "two_processes.h"
 

@@ -1,5 +1,5 @@
-/* cuMemAlloc memory shared by two processes: the first writes; the second opens the memory by its handle, reads and writes it, and a
-   kernel of the second writes too. Usage: ipc FILE.ptx */
+/* cuMemAlloc memory shared by two processes: the first writes; the second opens the memory by its handle, reads and
+   writes it, and a kernel of the second writes too. Usage: ipc FILE.ptx */
 #define _GNU_SOURCE
 #include "two_processes.h"
 

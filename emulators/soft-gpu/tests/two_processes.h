@@ -15,8 +15,8 @@ static void transfer(int fd, void *bytes, size_t count, int write_it) {
     }
 }
 
-/* Runs each function in its own process, with descriptors of the pipes from and to the other one. Neither function returns. Returns the sum
-   of their exit codes. */
+/* Runs each function in its own process, with descriptors of the pipes from and to the other one. Neither function
+   returns. Returns the sum of their exit codes. */
 static int in_two_processes(void (*owner)(int from, int to), void (*other)(int from, int to)) {
     int to_owner[2], to_other[2], status = 0, all = 0;
     pid_t processes[2];

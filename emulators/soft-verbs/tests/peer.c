@@ -1,6 +1,6 @@
 /*
- * A process with one SRD queue pair that executes commands from standard input. The first line of output has its address (in libfabric's
- * format), and its memory's address and key. An answer is a line that begins with @.
+ * A process with one SRD queue pair that executes commands from standard input. The first line of output has its
+ * address (in libfabric's format), and its memory's address and key. An answer is a line that begins with @.
  */
 #include <errno.h>
 #include <inttypes.h>

@@ -478,8 +478,8 @@ static void part_events(void)
 		CHECK(wait_plain(recv).wr_id == 5 && wait_plain(send).wr_id == 11);
 	}
 	/*
-	 * The same with only the mapped doorbell and the descriptor, as libfabric does it: the doorbell takes the consumer index, the number of
-	 * events taken, and the arming bit.
+	 * The same with only the mapped doorbell and the descriptor, as libfabric does it: the doorbell takes the
+	 * consumer index, the number of events taken, and the arming bit.
 	 */
 	struct cq_attr ring;
 	CHECK(!efadv_query_cq(recv, &ring, sizeof(ring)) && ring.doorbell);
@@ -718,8 +718,9 @@ static void part_counters(void)
 }
 
 /*
- * The calls of libfabric's efa provider, in its order, for queues that a GPU drives: a completion queue and a counter in a dma-buf, an SRD
- * queue pair with 128-byte requests, and its rings' addresses. The program then posts into the ring itself.
+ * The calls of libfabric's efa provider, in its order, for queues that a GPU drives: a completion queue and a counter
+ * in a dma-buf, an SRD queue pair with 128-byte requests, and its rings' addresses. The program then posts into the
+ * ring itself.
  */
 static void part_gda(void)
 {

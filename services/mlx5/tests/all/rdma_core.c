@@ -1,5 +1,6 @@
-/* The libibverbs and libmlx5 calls that open a card and create completion queues, compiled against their headers. A compressed queue holds
-   the bytes that a ConnectX-7 wrote for 32 writes: a title, and an array in every eighth slot. */
+/* The libibverbs and libmlx5 calls that open a card and create completion queues, compiled against their headers. A
+   compressed queue holds the bytes that a ConnectX-7 wrote for 32 writes: a title, and an array in every eighth
+   slot. */
 #include <endian.h>
 #include <errno.h>
 #include <infiniband/mlx5dv.h>
