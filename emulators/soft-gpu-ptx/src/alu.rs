@@ -5,117 +5,115 @@ use crate::small::{half, integral, recoded, unary};
 use std::cmp::Ordering;
 use std::ops::{Add, Div, Mul, Sub};
 
-/// The values of the four operands.
-pub struct Values {
-    pub a: u64,
-    pub b: u64,
-    pub c: u64,
-    pub x: u64,
-}
-
 /// Computes the result of an operation that needs nothing but its operands.
 #[inline(always)]
-pub fn compute(op: Op, width: u8, v: &Values, i: &Instruction) -> u64 {
-    let (a, b, c) = (v.a, v.b, v.c);
+pub fn compute(i: &Instruction, get: impl Fn(u16) -> u64 + Copy) -> u64 {
+    // An operation reads only the operands that it has. No other closure captures these by reference, because the
+    // compiler would then write them to the stack for each instruction.
+    let (a, b, c) = (move || get(i.a), move || get(i.b), move || get(i.c));
+    let width = i.width;
     let s = |value| signed(value, width);
     let bits = u32::from(width);
-    let value = match op {
-        Op::Mov => a,
-        Op::Add => a.wrapping_add(b),
-        Op::Sub => a.wrapping_sub(b),
-        Op::MulLo => a.wrapping_mul(b),
-        Op::MadLo => a.wrapping_mul(b).wrapping_add(c),
-        Op::MulHi { signed } => high(a, b, width, signed),
-        Op::MadHi { signed } => high(a, b, width, signed).wrapping_add(c),
+    let value = match i.op {
+        Op::Mov => a(),
+        Op::Add => a().wrapping_add(b()),
+        Op::Sub => a().wrapping_sub(b()),
+        Op::MulLo => a().wrapping_mul(b()),
+        Op::MadLo => a().wrapping_mul(b()).wrapping_add(c()),
+        Op::MulHi { signed } => high(a(), b(), width, signed),
+        Op::MadHi { signed } => high(a(), b(), width, signed).wrapping_add(c()),
         // The result is twice as wide.
-        Op::MulWide { signed } => return low(wide(a, b, width, signed), width * 2),
-        Op::MadWide { signed } => return low(wide(a, b, width, signed).wrapping_add(c), width * 2),
+        Op::MulWide { signed } => return low(wide(a(), b(), width, signed), width * 2),
+        Op::MadWide { signed } => return low(wide(a(), b(), width, signed).wrapping_add(c()), width * 2),
         // PTX leaves division by zero undefined; GPUs return all ones, and the dividend as the remainder.
-        Op::Div { .. } if b == 0 => u64::MAX,
-        Op::Rem { .. } if b == 0 => a,
-        Op::Div { signed: false } => a / b,
-        Op::Rem { signed: false } => a % b,
-        Op::Div { signed: true } => s(a).wrapping_div(s(b)) as u64,
-        Op::Rem { signed: true } => s(a).wrapping_rem(s(b)) as u64,
-        Op::Min { signed: false } => a.min(b),
-        Op::Max { signed: false } => a.max(b),
-        Op::Min { signed: true } => s(a).min(s(b)) as u64,
-        Op::Max { signed: true } => s(a).max(s(b)) as u64,
-        Op::Abs => s(a).wrapping_abs() as u64,
-        Op::Neg => a.wrapping_neg(),
-        Op::And => a & b,
-        Op::Or => a | b,
-        Op::Xor => a ^ b,
-        Op::Not => !a,
-        Op::LogicalNot => u64::from(a == 0),
-        Op::Lop3 => (0..8)
-            .filter(|row| i.imm >> row & 1 == 1)
-            .map(|row| pick(a, row >> 2) & pick(b, row >> 1) & pick(c, row))
-            .fold(0, |all, term| all | term),
+        Op::Div { .. } if b() == 0 => u64::MAX,
+        Op::Rem { .. } if b() == 0 => a(),
+        Op::Div { signed: false } => a() / b(),
+        Op::Rem { signed: false } => a() % b(),
+        Op::Div { signed: true } => s(a()).wrapping_div(s(b())) as u64,
+        Op::Rem { signed: true } => s(a()).wrapping_rem(s(b())) as u64,
+        Op::Min { signed: false } => a().min(b()),
+        Op::Max { signed: false } => a().max(b()),
+        Op::Min { signed: true } => s(a()).min(s(b())) as u64,
+        Op::Max { signed: true } => s(a()).max(s(b())) as u64,
+        Op::Abs => s(a()).wrapping_abs() as u64,
+        Op::Neg => a().wrapping_neg(),
+        Op::And => a() & b(),
+        Op::Or => a() | b(),
+        Op::Xor => a() ^ b(),
+        Op::Not => !a(),
+        Op::LogicalNot => u64::from(a() == 0),
+        Op::Lop3 => {
+            let (a, b, c) = (a(), b(), c());
+            (0..8)
+                .filter(|row| i.imm >> row & 1 == 1)
+                .map(|row| pick(a, row >> 2) & pick(b, row >> 1) & pick(c, row))
+                .fold(0, |all, term| all | term)
+        }
         Op::Shl => {
-            if b >= u64::from(bits) {
+            if b() >= u64::from(bits) {
                 0
             } else {
-                a << b
+                a() << b()
             }
         }
         Op::Shr { signed: false } => {
-            if b >= u64::from(bits) {
+            if b() >= u64::from(bits) {
                 0
             } else {
-                a >> b
+                a() >> b()
             }
         }
-        Op::Shr { signed: true } => (s(a) >> b.min(63)) as u64,
+        Op::Shr { signed: true } => (s(a()) >> b().min(63)) as u64,
         Op::Funnel { left, clamp } => {
-            let shift = if clamp { c.min(32) } else { c & 31 };
-            let both = b << 32 | a;
+            let shift = if clamp { c().min(32) } else { c() & 31 };
+            let both = b() << 32 | a();
             if left { (u128::from(both) << shift >> 32) as u64 } else { both >> shift }
         }
-        Op::Popc => return u64::from(a.count_ones()),
-        Op::Clz => return u64::from(a.leading_zeros() - (64 - bits)),
-        Op::Brev => a.reverse_bits() >> (64 - bits),
+        Op::Popc => return u64::from(a().count_ones()),
+        Op::Clz => return u64::from(a().leading_zeros() - (64 - bits)),
+        Op::Brev => a().reverse_bits() >> (64 - bits),
         Op::Bfind { signed, shift } => {
-            let value = if signed && s(a) < 0 { low(!a, width) } else { a };
+            let value = if signed && s(a()) < 0 { low(!a(), width) } else { a() };
             return match value.checked_ilog2() {
                 None => 0xffff_ffff,
                 Some(found) => u64::from(if shift { bits - 1 - found } else { found }),
             };
         }
-        Op::Bfe { signed } => extract(a, b & 0xff, c & 0xff, width, signed),
+        Op::Bfe { signed } => extract(a(), b() & 0xff, c() & 0xff, width, signed),
         Op::Bfi => {
-            let (at, length) = (c & 0xff, v.x & 0xff);
+            let (at, length) = (c() & 0xff, get(i.x) & 0xff);
             let mask = if at >= u64::from(bits) { 0 } else { field(length) << at };
-            b & !mask | a.checked_shl(at as u32).unwrap_or(0) & mask
+            b() & !mask | a().checked_shl(at as u32).unwrap_or(0) & mask
         }
         Op::Prmt => {
-            let bytes = (b << 32 | a).to_le_bytes();
+            let (bytes, selects) = ((b() << 32 | a()).to_le_bytes(), c());
             (0..4).fold(0, |all, at| {
-                let select = c >> (4 * at);
+                let select = selects >> (4 * at);
                 let byte = bytes[(select & 7) as usize];
                 let byte = if select & 8 != 0 { ((byte as i8) >> 7) as u8 } else { byte };
                 all | u64::from(byte) << (8 * at)
             })
         }
         Op::Selp => {
-            if c != 0 {
-                a
+            if c() != 0 {
+                a()
             } else {
-                b
+                b()
             }
         }
-        Op::Set { compare, class } => return if compares(compare, class, width, a, b) { 0xffff_ffff } else { 0 },
+        Op::Set { compare, class } => return if compares(compare, class, width, a(), b()) { 0xffff_ffff } else { 0 },
         Op::Convert { from_signed, to_signed } => {
             let from = i.imm as u8;
-            let value = if from_signed { signed(low(a, from), from) as u64 } else { low(a, from) };
+            let value = if from_signed { signed(low(a(), from), from) as u64 } else { low(a(), from) };
             return if to_signed { low(signed(low(value, width), width) as u64, i.extra) } else { low(value, width) };
         }
         Op::FloatConvert => {
-            return if width == 64 { widened(a as u32) } else { u64::from(narrowed(a)) };
+            return if width == 64 { widened(a() as u32) } else { u64::from(narrowed(a())) };
         }
         Op::FloatFromInteger { signed: from_signed } => {
             let from = i.imm as u8;
-            let value = low(a, from);
+            let value = low(a(), from);
             return match (width, from_signed) {
                 (64, true) => (signed(value, from) as f64).to_bits(),
                 (64, false) => (value as f64).to_bits(),
@@ -125,10 +123,10 @@ pub fn compute(op: Op, width: u8, v: &Values, i: &Instruction) -> u64 {
         }
         Op::FloatToIntegral(rounding) => {
             let format = if width == 64 { Format::F64 } else { Format::F32 };
-            return format.encode(integral(format.decode(a), rounding), false);
+            return format.encode(integral(format.decode(a()), rounding), false);
         }
         Op::FloatToInteger { signed: to_signed, rounding } => {
-            let value = if i.imm == 64 { f64::from_bits(a) } else { f64::from(f32::from_bits(a as u32)) };
+            let value = if i.imm == 64 { f64::from_bits(a()) } else { f64::from(f32::from_bits(a() as u32)) };
             let value = integral(value, rounding);
             if value.is_nan() {
                 let top = if i.imm == 64 || width == 64 { 1 << (bits - 1) } else { 0 };
@@ -143,10 +141,10 @@ pub fn compute(op: Op, width: u8, v: &Values, i: &Instruction) -> u64 {
         }
         Op::Float(op) if width == 32 => {
             let f = |bits: u64| f32::from_bits(bits as u32);
-            let value = float(op, f(a), f(b), f(c), f32::mul_add, f32::sqrt, f32::total_cmp);
+            let value = float(op, f(a()), f(b()), f(c()), f32::mul_add, f32::sqrt, f32::total_cmp);
             let sign = match op {
-                Float::Neg => return a ^ 1 << 31,
-                Float::Abs => return a & !(1 << 31),
+                Float::Neg => return a() ^ 1 << 31,
+                Float::Abs => return a() & !(1 << 31),
                 _ => value,
             };
             return u64::from(if sign.is_nan() { 0x7fff_ffff } else { sign.to_bits() });
@@ -154,30 +152,31 @@ pub fn compute(op: Op, width: u8, v: &Values, i: &Instruction) -> u64 {
         Op::Float(op) => {
             let f = f64::from_bits;
             match op {
-                Float::Neg => return a ^ 1 << 63,
-                Float::Abs => return a & !(1 << 63),
+                Float::Neg => return a() ^ 1 << 63,
+                Float::Abs => return a() & !(1 << 63),
                 _ => {}
             }
-            let value = float(op, f(a), f(b), f(c), f64::mul_add, f64::sqrt, f64::total_cmp);
-            return if value.is_nan() { nan(&[a, b, c][..operands(op)]) } else { value.to_bits() };
+            let value = float(op, f(a()), f(b()), f(c()), f64::mul_add, f64::sqrt, f64::total_cmp);
+            return if value.is_nan() { nan(&[a(), b(), c()][..operands(op)]) } else { value.to_bits() };
         }
         Op::Unary { op, flush } => {
-            let value = unary(op, flush, f32::from_bits(a as u32));
+            let value = unary(op, flush, f32::from_bits(a() as u32));
             return u64::from(if value.is_nan() { 0x7fff_ffff } else { value.to_bits() });
         }
         Op::Half { op, format } => {
-            let lane = |shift: u32| half(op, format, [a, b, c].map(|bits| bits >> shift & 0xffff)) << shift;
+            let operands = [a(), b(), c()];
+            let lane = |shift: u32| half(op, format, operands.map(|bits| bits >> shift & 0xffff)) << shift;
             return if width == 32 { lane(16) | lane(0) } else { lane(0) };
         }
         Op::Recode { from, to, saturate, pair } => {
             let one = |bits: u64| recoded(low(bits, from.bits()), from, to, saturate);
             return match (pair, from) {
-                (false, _) => one(a),
-                (true, Format::F32) => one(a) << to.bits() | one(b),
-                (true, _) => one(a >> from.bits()) << to.bits() | one(a),
+                (false, _) => one(a()),
+                (true, Format::F32) => one(a()) << to.bits() | one(b()),
+                (true, _) => one(a() >> from.bits()) << to.bits() | one(a()),
             };
         }
-        Op::Pack => return b << width | a,
+        Op::Pack => return b() << width | a(),
         _ => 0,
     };
     low(value, width)

@@ -2,7 +2,7 @@
 
 use super::access::poke;
 use super::{Frame, Thread};
-use crate::alu::{Values, compute};
+use crate::alu::compute;
 use crate::bulk::Shared;
 use crate::code::{Instruction, blank};
 use crate::core::{Core, Fault};
@@ -113,9 +113,8 @@ impl Thread {
             BuiltIn::FindFirst if arguments[0] == 0 => Ok(0),
             BuiltIn::FindFirst => Ok(u64::from(arguments[0].trailing_zeros()) + 1),
             BuiltIn::Instruction(op, width) => {
-                let argument = |at: usize| arguments.get(at).copied().unwrap_or(0);
-                let values = Values { a: argument(0), b: argument(1), c: argument(2), x: 0 };
-                Ok(compute(op, width, &values, &blank(op, width)))
+                let instruction = Instruction { b: 1, c: 2, ..blank(op, width) };
+                Ok(compute(&instruction, |slot| arguments.get(usize::from(slot)).copied().unwrap_or(0)))
             }
             BuiltIn::AssertFail => {
                 // A text that can't be read is left out.

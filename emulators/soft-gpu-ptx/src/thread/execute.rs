@@ -2,7 +2,7 @@
 
 use super::access::{LATE, WINDOW, window};
 use super::{Event, Place, Thread};
-use crate::alu::{Values, combined, compares, compute};
+use crate::alu::{combined, compares, compute};
 use crate::bulk::Shared;
 use crate::code::{ALWAYS, Instruction, Op, Order, Special, low};
 use crate::core::{Core, Fault};
@@ -244,10 +244,7 @@ impl Thread {
                         self.carry = a >= b;
                     }
                 }
-                op => {
-                    let values = Values { a: get(i.a), b: get(i.b), c: get(i.c), x: get(i.x) };
-                    slots[usize::from(i.d)] = compute(op, i.width, &values, i);
-                }
+                _ => slots[usize::from(i.d)] = compute(i, get),
             }
             if COUNTS && let Some(watched) = watched {
                 self.observe_after(core, shared, place, i, &watched);
