@@ -17,6 +17,7 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::Payload;
 use crate::parker::Parker;
+use crate::proto::carrier::Wait;
 use crate::proto::engine::Engine;
 use crate::proto::{Callback, ReadDone, WriteDone};
 
@@ -218,20 +219,14 @@ impl Shared {
     pub fn sleep(&self, poll_after: Duration) {
         self.parker.prepare();
         if !self.has_requests() && !self.is_stopping() {
-            let (has_work, fd, may_wait, limit) = {
-                let engine = self.engine();
-                let carrier = engine.carrier();
-                let wakes = carrier.wakes().map(|at| at.saturating_duration_since(Instant::now()));
+            let engine = self.engine();
+            let (wait, interval) = (engine.wait(), engine.timer_interval());
+            drop(engine);
+            if let Some(Wait { fd, until }) = wait {
                 // The engine's clock advances in steps of a millisecond.
-                let limit =
-                    engine.timer_interval().min(wakes.map_or(MAX_SLEEP, |wakes| wakes.max(Duration::from_millis(1))));
-                (engine.has_work(), carrier.wait_fd(), carrier.may_wait(), limit)
-            };
-            match fd {
-                _ if has_work => {}
-                Some(fd) if may_wait => self.wait(Some(fd), limit),
-                Some(_) => {}
-                None => self.wait(None, poll_after.min(limit)),
+                let until = until.map(|at| at.saturating_duration_since(Instant::now()).max(Duration::from_millis(1)));
+                let limit = interval.min(until.unwrap_or(MAX_SLEEP));
+                self.wait(fd, if fd.is_some() { limit } else { limit.min(poll_after) });
             }
         }
         self.parker.cancel();

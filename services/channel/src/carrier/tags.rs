@@ -28,12 +28,11 @@ mod reconnect;
 mod unknown_tags;
 
 use std::collections::{HashMap, VecDeque};
-use std::os::fd::RawFd;
 use std::time::{Duration, Instant};
 
 use ferrogin_libfabric::Error;
 
-use crate::proto::carrier::{Carrier, Event, FirstIds, Hello, Loss, Peer, Progress, Properties};
+use crate::proto::carrier::{Carrier, Event, FirstIds, Hello, Loss, Peer, Progress, Properties, Wait};
 use crate::proto::wire::{CONTROL_MAX, Control, Kind, Transport};
 use crate::{Config, Payload, Violation};
 use endpoint::{
@@ -605,18 +604,63 @@ impl<E: Endpoint> Carrier for Tags<E> {
         self.unsent_control.is_empty() && self.control_in_flight == 0
     }
 
-    fn wait_fd(&self) -> Option<RawFd> {
-        self.endpoint.wait_fd()
-    }
-
-    fn has_work(&self) -> bool {
-        !(self.unsent_control.is_empty()
+    fn wait(&self) -> Option<Wait> {
+        let is_idle = self.unsent_control.is_empty()
             && self.unposted.is_empty()
             && self.scheduled.is_empty()
-            && self.events.is_empty())
+            && self.events.is_empty();
+        let fd = self.endpoint.wait_fd();
+        (is_idle && (fd.is_none() || self.endpoint.may_wait())).then_some(Wait { fd, until: None })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tests::fake_network::{Fake, Net};
+
+    /// A carrier with a session with a peer, and the network that they are on.
+    fn with_session() -> (Tags<Fake>, Peer, Net) {
+        let net = Net::new(1, false);
+        let [here, there] = [(); 2].map(|()| net.endpoint());
+        let (mut tags, name) = (Tags::new(here, &Config::default()), there.abilities.name);
+        let peer = tags.connect(&name, 0).unwrap();
+        tags.send_hello(peer, Control::new(Kind::Hello, 0, 0));
+        assert_eq!(lost(&mut tags), 0);
+        (tags, peer, net)
     }
 
-    fn may_wait(&self) -> bool {
-        self.endpoint.may_wait()
+    /// Polls, and returns how often a peer was lost.
+    fn lost<E: Endpoint>(tags: &mut Tags<E>) -> usize {
+        let mut events = Vec::new();
+        tags.poll(tags.now, &mut events).unwrap();
+        events.iter().filter(|event| matches!(event, Event::Lost { .. })).count()
+    }
+
+    #[test]
+    fn late_failure_does_not_end_the_next_session() {
+        let (mut tags, peer, _net) = with_session();
+        let session = of_peer(&mut tags.peers, peer).map(|session| session.id);
+        let fail = |tags: &mut Tags<Fake>| {
+            let token = Token { operation: Operation::SendPayload, session, id: 0 };
+            let result = Err(Error::Argument { what: "the connection is gone".to_owned() });
+            tags.completed(Completion::Sent { token, body: Payload::word(0), result });
+            lost(tags)
+        };
+        assert_eq!(fail(&mut tags), 1);
+        tags.close(peer);
+        assert_eq!(fail(&mut tags), 0);
+        tags.send_hello(peer, Control::new(Kind::Hello, 1, 0));
+        assert_eq!(fail(&mut tags), 0);
+    }
+
+    #[test]
+    fn failed_refusal_does_not_end_the_session() {
+        let (mut tags, peer, net) = with_session();
+        net.kill(1);
+        tags.send_control(peer, Control::new(Kind::Refuse, 0, 0));
+        assert_eq!(lost(&mut tags), 0);
+        tags.send_control(peer, Control::new(Kind::Ping, 0, 0));
+        assert_eq!(lost(&mut tags), 1);
     }
 }

@@ -21,7 +21,7 @@ use std::collections::HashMap;
 use std::io;
 use std::io::ErrorKind::{BrokenPipe, ConnectionReset};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
-use std::os::fd::{AsFd, AsRawFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd};
 use std::time::{Duration, Instant};
 
 use ferrogin_libfabric::{Error, bindings};
@@ -31,12 +31,12 @@ use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
 
-use crate::proto::carrier::{Carrier, Event, FirstIds, Hello, Loss, Peer, Progress, Properties};
+use crate::proto::carrier::{Carrier, Event, FirstIds, Hello, Loss, Peer, Progress, Properties, Wait};
 use crate::proto::name;
 use crate::proto::wire::{Control, Kind, NAME_MAX, SHARED_LISTENER, TCP_VERSION, Transport};
 use crate::{Config, Payload};
 use input::{Arrived, Ended, Input, UNREAD_BYTES};
-use output::{Lent, Output};
+use output::Output;
 
 /// The domain that the proofs of a connection's secret are bound to.
 const DOMAIN: Domain = *b"channel\x07";
@@ -104,9 +104,8 @@ pub(crate) struct Tcp {
     /// Connections with new output.
     unsent: Vec<Peer>,
     scratch: Box<[u8]>,
-    /// Working lists of reads and writes.
+    /// Working list of reads.
     arrived: Vec<Arrived>,
-    sent: Vec<Lent>,
     /// This process has no descriptor for another connection, so the listener's stays readable.
     no_descriptor: bool,
     now: Instant,
@@ -169,7 +168,6 @@ impl Tcp {
             unsent: Vec::new(),
             scratch: vec![0; SCRATCH].into(),
             arrived: Vec::new(),
-            sent: Vec::new(),
             no_descriptor: false,
             now,
             last_check: now,
@@ -230,15 +228,13 @@ impl Tcp {
 
     /// Writes what the socket takes.
     fn write_socket(&mut self, peer: Peer) {
-        let Self { connections, sent, events, .. } = self;
+        let Self { connections, events, .. } = self;
         let Some(Connection { stage: Stage::Open(socket), output, is_blocked, linger_until, .. }) =
             connections.get_mut(&peer)
         else {
             return;
         };
-        let written = output.write(socket, sent);
-        events.extend(sent.drain(..).map(|Lent { id, body }| Event::Sent { to: peer, id, body }));
-        let is_done = match written {
+        let is_done = match output.write(socket, |id, body| events.push(Event::Sent { to: peer, id, body })) {
             Ok(is_done) => is_done,
             // A read finds the end of the connection, after what arrived before it.
             Err(error) if matches!(error.kind(), BrokenPipe | ConnectionReset) => return *output = Output::default(),
@@ -521,17 +517,11 @@ impl Carrier for Tcp {
         }
     }
 
-    fn wait_fd(&self) -> Option<RawFd> {
+    fn wait(&self) -> Option<Wait> {
         // A listener that can't accept stays readable; without a descriptor, the caller polls.
-        (!self.no_descriptor).then(|| self.ready.0.as_raw_fd())
-    }
-
-    fn wakes(&self) -> Option<Instant> {
-        self.dials.iter().filter_map(|(_, dial)| dial.wakes()).min()
-    }
-
-    fn has_work(&self) -> bool {
-        !(self.events.is_empty() && self.unsent.is_empty())
+        let fd = (!self.no_descriptor).then(|| self.ready.0.as_raw_fd());
+        let until = self.dials.iter().filter_map(|(_, dial)| dial.wakes()).min();
+        (self.events.is_empty() && self.unsent.is_empty()).then_some(Wait { fd, until })
     }
 }
 

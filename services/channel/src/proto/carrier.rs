@@ -78,6 +78,15 @@ pub(crate) struct Progress {
     pub writing: usize,
 }
 
+/// How to wait for an event.
+#[derive(Default)]
+pub(crate) struct Wait {
+    /// Becomes readable when a poll has work. None if the carrier has no such descriptor.
+    pub fd: Option<RawFd>,
+    /// When a poll will have work that the descriptor doesn't show.
+    pub until: Option<Instant>,
+}
+
 /// What a carrier is and can do.
 pub(crate) struct Properties {
     /// The address of this endpoint. Empty where each listener has its own.
@@ -143,20 +152,8 @@ pub(crate) trait Carrier: Send + 'static {
     fn is_idle(&self) -> bool {
         true
     }
-    /// Returns a descriptor that becomes readable when a poll has work, if the carrier has one.
-    fn wait_fd(&self) -> Option<RawFd> {
-        None
-    }
-    /// Returns when a poll will have work that the descriptor doesn't show.
-    fn wakes(&self) -> Option<Instant> {
-        None
-    }
-    /// Returns whether a poll has work now that the descriptor doesn't show.
-    fn has_work(&self) -> bool {
-        false
-    }
-    /// Returns whether waiting on the descriptor now would miss no event.
-    fn may_wait(&self) -> bool {
-        true
+    /// Returns how to wait for the next event; None if a poll has work now.
+    fn wait(&self) -> Option<Wait> {
+        Some(Wait::default())
     }
 }

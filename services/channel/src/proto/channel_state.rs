@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::carrier::{FirstIds, Peer};
+use super::carrier::Peer;
 use super::incoming::Incoming;
 use super::outgoing::Outgoing;
 use super::{Callback, CloseDone, OpenDone};
@@ -67,12 +67,6 @@ pub(crate) struct ChannelState {
 }
 
 impl ChannelState {
-    /// Sets the ids of the first messages.
-    pub fn begin(&mut self, ids: FirstIds) {
-        self.outgoing.start_at(ids.write);
-        self.incoming.start_at(ids.read);
-    }
-
     pub fn is_live(&self) -> bool {
         !matches!(self.phase, Phase::Ended(_))
     }

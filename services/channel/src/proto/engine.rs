@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use ferrogin_libfabric::Error;
 
 use super::Callback;
-use super::carrier::{Carrier, Event, Hello, Loss, Peer};
+use super::carrier::{Carrier, Event, Hello, Loss, Peer, Wait};
 use super::channel_state::{ChannelState, Listening, Phase};
 use super::wire::{Kind, Transport};
 use crate::{ChannelError, Config, Reason, Violation};
@@ -67,6 +67,7 @@ impl Engine {
         }
     }
 
+    #[cfg(test)]
     pub fn carrier(&self) -> &dyn Carrier {
         &*self.carrier
     }
@@ -94,9 +95,9 @@ impl Engine {
         self.peers = self.peers + usize::from(channel.is_some()) - usize::from(before.is_some());
     }
 
-    /// Returns whether there is work that no event will announce.
-    pub fn has_work(&self) -> bool {
-        self.carrier.has_work() || !self.callbacks.is_empty()
+    /// Returns how to wait for the next event; None if there is work now.
+    pub fn wait(&self) -> Option<Wait> {
+        if self.callbacks.is_empty() { self.carrier.wait() } else { None }
     }
 
     /// Returns whether no channel is open and no control message is unsent or in flight.

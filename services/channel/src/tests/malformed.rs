@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ferrogin_libfabric::Libfabric;
-use ferrogin_test_support::wait::poll_until;
+use ferrogin_test_support::wait::{poll_until, wait_for};
 use ferrogin_test_support::{child, dist, libraries};
 
 use super::fake_network::{Crafting, Net};
@@ -199,6 +199,32 @@ fn close_with_message_in_flight_ends_reads_in_order() {
     let got = peers.got.lock().unwrap();
     assert_eq!((got.len(), &got[0]), (3, &Ok(b"abc".to_vec())));
     assert!(got[1..].iter().all(|end| matches!(end, Err(ChannelError::Closed { .. }))));
+}
+
+/// A hello that arrives before the close of the peer's last channel doesn't abort that channel.
+#[test]
+fn hello_is_handled_after_a_close_of_its_poll() {
+    // The network chooses which of the two comes first.
+    for seed in 0..8 {
+        let mut peers = Peers::over(Network::Fake(Net::new(seed, false)));
+        let second = Control { from: 8, ..hello(&peers.address) };
+        peers.send(CONTROL | 1, second.emit(&peers.malformed.abilities().name));
+        let nonce = wait_for("a challenge", || {
+            peers.world.step(Duration::ZERO);
+            peers.malformed.completions().into_iter().find_map(|completion| {
+                let Completion::Received(Received { bytes, .. }) = completion else { return None };
+                peers.malformed.receive_control(peers.to);
+                let (control, _) = Control::parse(&bytes)?;
+                (control.kind == Kind::PathChallenge).then_some(control.sender_secret)
+            })
+        });
+        let response = Control::new(Kind::PathResponse, 0, nonce);
+        let close = Control { from: 7, ..Control::new(Kind::Close, peers.channel, peers.secret()) };
+        for control in [response, close] {
+            peers.send(CONTROL | control.kind as u64, control.emit(&[]));
+        }
+        peers.assert_ended(|error| matches!(error, ChannelError::Closed { .. }));
+    }
 }
 
 const THREE: &[u8] = &3u64.to_le_bytes();

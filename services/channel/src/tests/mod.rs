@@ -1,6 +1,6 @@
 //! Tests of the engine without threads, on a network that reorders and delays, and of reactors on that network.
 
-mod fake_network;
+pub(crate) mod fake_network;
 mod flow;
 pub(crate) mod malformed;
 mod model;

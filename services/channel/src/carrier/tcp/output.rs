@@ -111,25 +111,27 @@ impl Output {
         self.bytes -= self.messages.drain(..).map(|lent| lent.body.len()).sum::<usize>();
     }
 
-    /// Makes queued messages the next pieces, up to the first long one; adds those that are copied to `sent`.
-    fn next_pieces(&mut self, sent: &mut Vec<Lent>) {
+    /// Makes queued messages the next pieces, up to the first long one; calls `sent` with those that are copied.
+    fn next_pieces(&mut self, sent: &mut impl FnMut(u32, Payload)) {
         while let Some(lent) = self.messages.pop_front() {
             let is_long = lent.body.len() > QUEUED_MAX;
-            sent.extend(self.push(lent));
+            if let Some(Lent { id, body }) = self.push(lent) {
+                sent(id, body);
+            }
             if is_long {
                 return;
             }
         }
     }
 
-    /// Writes what the socket takes, and adds the messages that it took to `sent`; true if nothing is left.
+    /// Writes what the socket takes, and calls `sent` with the messages that it took; true if nothing is left.
     ///
     /// # Errors
     /// If the connection is over.
-    pub fn write(&mut self, socket: &TcpStream, sent: &mut Vec<Lent>) -> io::Result<bool> {
+    pub fn write(&mut self, socket: &TcpStream, mut sent: impl FnMut(u32, Payload)) -> io::Result<bool> {
         loop {
             if self.pieces.is_empty() {
-                self.next_pieces(sent);
+                self.next_pieces(&mut sent);
             }
             if self.pieces.is_empty() {
                 return Ok(true);
@@ -143,7 +145,7 @@ impl Output {
             }
             match sendmsg::<()>(socket.as_raw_fd(), &slices[..count], &[], MsgFlags::MSG_NOSIGNAL, None) {
                 Ok(taken) => {
-                    self.taken(taken, sent);
+                    self.taken(taken, &mut sent);
                     if taken < total {
                         return Ok(false);
                     }
@@ -156,7 +158,7 @@ impl Output {
     }
 
     /// Accounts for bytes that the socket took.
-    fn taken(&mut self, bytes: usize, sent: &mut Vec<Lent>) {
+    fn taken(&mut self, bytes: usize, sent: &mut impl FnMut(u32, Payload)) {
         self.sent += bytes;
         while let Some(first) = self.pieces.front()
             && self.sent >= first.bytes().len()
@@ -166,7 +168,7 @@ impl Output {
                 Some(Piece::Copied(piece)) => self.copied -= piece.len(),
                 Some(Piece::Lent(lent)) => {
                     self.bytes -= lent.body.len();
-                    sent.push(lent);
+                    sent(lent.id, lent.body);
                 }
                 None => {}
             }

@@ -43,7 +43,10 @@ fn connect_waits_for_an_event_of_its_socket() {
         poll(&mut tcp);
         tcp.dials[0].1.is_accepted()
     });
-    assert!(tcp.wait_fd().is_some() && tcp.wakes().is_none() && !is_ready(&tcp), "the peer has not answered");
+    assert!(
+        matches!(tcp.wait(), Some(Wait { fd: Some(_), until: None })) && !is_ready(&tcp),
+        "the peer has not answered"
+    );
     listener.accept().unwrap().0.write_all(&[0]).unwrap();
     wait_until("answer", || is_ready(&tcp));
 }
@@ -59,7 +62,7 @@ fn read_has_work_only_if_a_message_waits() {
         matches!(there.connections[&to].stage, Stage::Open(_))
     });
     there.read(to, Vec::new());
-    assert!(!there.has_work(), "there is nothing to deliver or to send");
+    assert!(there.wait().is_some(), "there is nothing to deliver or to send");
     let from = *here.connections.keys().next().unwrap();
     for body in [&b"first"[..], b"second"] {
         assert!(here.send(from, 0, body.into()).is_some(), "a short message is copied");
@@ -72,7 +75,7 @@ fn read_has_work_only_if_a_message_waits() {
         there.connections[&to].input.has_unread()
     });
     there.read(to, Vec::new());
-    assert!(there.has_work());
+    assert!(there.wait().is_none());
 }
 
 /// The raw end of a connection.

@@ -62,7 +62,11 @@ impl Engine {
             Kind::Welcome if connecting && message.version != VERSION => {
                 self.end(channel, ChannelError::Refused { peer, reason: Reason::Version });
             }
-            Kind::Welcome if connecting => self.welcome(channel, message),
+            Kind::Welcome if connecting => {
+                if let Some((_, Phase::Connecting { done, .. })) = self.begin(channel, message) {
+                    self.opened(channel, done);
+                }
+            }
             Kind::Refuse if connecting => self.end(channel, ChannelError::Refused { peer, reason }),
             Kind::Abort => self.end(channel, ChannelError::Aborted { peer, reason }),
             Kind::Ping if !connecting => self.send_control(channel, Kind::Pong, 0, 0),
@@ -83,15 +87,16 @@ impl Engine {
         }
     }
 
-    fn welcome(&mut self, channel: u32, message: &Control) {
-        let Some(state) = find(&mut self.channels, channel) else { return };
-        let ids = self.carrier.open(state.addr, message);
-        state.begin(ids);
-        state.remote = RemoteChannel { id: message.from, secret: message.sender_secret };
-        state.max_write = self.carrier.properties().max_message.min(message.value.try_into().unwrap_or(usize::MAX));
-        if let Phase::Connecting { done, .. } = std::mem::replace(&mut state.phase, Phase::Open) {
-            self.opened(channel, done);
-        }
+    /// Begins a channel whose peer sent `greeting`, a hello or a welcome. Returns the id of the first message to write,
+    /// and the callback of a connect.
+    fn begin(&mut self, channel: u32, greeting: &Control) -> Option<(u32, Phase)> {
+        let state = find(&mut self.channels, channel)?;
+        let ids = self.carrier.open(state.addr, greeting);
+        state.outgoing.start_at(ids.write);
+        state.incoming.start_at(ids.read);
+        state.remote = RemoteChannel { id: greeting.from, secret: greeting.sender_secret };
+        state.max_write = self.carrier.properties().max_message.min(greeting.value.try_into().unwrap_or(usize::MAX));
+        Some((ids.write, std::mem::replace(&mut state.phase, Phase::Open)))
     }
 
     /// Handles the peer's close: it wrote every message before `end`, and read every message of this end before
@@ -161,13 +166,8 @@ impl Engine {
     fn admit(&mut self, hello: &Hello) {
         let Hello { peer, name, listener, message } = hello;
         let Some(channel) = self.add_channel(*peer, name) else { return };
-        let (ids, max) = (self.carrier.open(*peer, message), self.carrier.properties().max_message);
-        if let Some(state) = self.state_of(channel) {
-            state.begin(ids);
-            state.remote = RemoteChannel { id: message.from, secret: message.sender_secret };
-            state.max_write = max.min(message.value.try_into().unwrap_or(usize::MAX));
-        }
-        self.send_control(channel, Kind::Welcome, self.max_read() as u64, ids.write);
+        let Some((first, _)) = self.begin(channel, message) else { return };
+        self.send_control(channel, Kind::Welcome, self.max_read() as u64, first);
         let Some(listening) = self.listening(*listener) else { return };
         match listening.waiting.pop_front() {
             None => listening.arrived.push_back(channel),
