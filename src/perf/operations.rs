@@ -4,6 +4,7 @@ use super::error::Error;
 use super::operation::Operation;
 use super::report::Row;
 use super::session::Session;
+use super::settings::Iterations;
 use super::statistics::mops;
 use scenario_runner::plan::{self, Measured, Plan, Program};
 use scenario_runner::timed::{VALUE_SLOTS, value, value_offset};
@@ -31,20 +32,20 @@ pub fn measure(session: &Session, operation: Operation, bytes: u64) -> Result<Op
 fn pairs(session: &Session, operation: Operation, of_pair: plan::Operation, bytes: u64) -> Result<Option<Row>, Error> {
     let first = session.job.rank() == 0;
     let polls = operation == Operation::PutValue;
-    let counts @ (warmup, iterations) = session.job.settings.iterations(bytes);
+    let iterations = session.job.settings.iterations(bytes);
     let threads = session.job.settings.threads;
-    let plan = |program| move |thread| session.plan_of_pair(program, of_pair, bytes, counts, thread);
+    let plan = |program| move |thread| session.plan_of_pair(program, of_pair, bytes, iterations, thread);
     let run = |plans: Vec<Plan>| match session.job.rank() {
         0 | 1 => session.run(operation.name(), &plans),
         _ => Ok(Vec::new()),
     };
-    let mut samples = vec![0; iterations as usize * threads as usize];
-    let places = samples.chunks_exact_mut(iterations as usize);
+    let mut samples = vec![0; iterations.measured as usize * threads as usize];
+    let places = samples.chunks_exact_mut(iterations.measured as usize);
     let plans = (0..threads).map(plan(Program::Latency)).zip(places);
     let plans = plans.map(|(plan, place)| Plan { samples: place.as_mut_ptr(), ..plan }).collect();
-    let check = |in_stream| check_pairs(session, operation, bytes, warmup + iterations, in_stream);
+    let check = |in_stream| check_pairs(session, operation, bytes, iterations.all(), in_stream);
     session.phase(polls, || run(plans), || check(false))?;
-    let posts = u64::from(iterations) * u64::from(threads);
+    let posts = u64::from(iterations.measured) * u64::from(threads);
     let nanoseconds = match operation {
         // The posts between flushes are not part of the operation, so its time is the sum of the flushes' own times.
         Operation::Flush => samples.iter().sum::<u64>() / u64::from(threads),
@@ -81,7 +82,7 @@ fn check_pairs(session: &Session, operation: Operation, bytes: u64, rounds: u32,
             Operation::PutValue if in_stream => rounds,
             _ => continue,
         };
-        let plan = session.plan(Program::ReadSignal, bytes, (0, 0));
+        let plan = session.plan(Program::ReadSignal, bytes, Iterations::default());
         let measured = Measured { awaited: thread, ..plan.measured };
         let reports = session.run(operation.name(), &[Plan { measured, ..plan }])?;
         let count = reports.first().map_or(0, |report| report.measured);
@@ -117,9 +118,9 @@ fn of_all_ranks(
     bytes: u64,
     check: impl FnOnce() -> Result<(), Error>,
 ) -> Result<Vec<u64>, Error> {
-    let counts = session.job.settings.iterations(bytes);
-    let mut samples = vec![0; counts.1 as usize];
-    let plan = Plan { samples: samples.as_mut_ptr(), ..session.plan(program, bytes, counts) };
+    let iterations = session.job.settings.iterations(bytes);
+    let mut samples = vec![0; iterations.measured as usize];
+    let plan = Plan { samples: samples.as_mut_ptr(), ..session.plan(program, bytes, iterations) };
     session.phase(false, || session.run(operation.name(), &[plan]), check)?;
     Ok(samples)
 }
@@ -127,7 +128,7 @@ fn of_all_ranks(
 fn barrier(session: &Session) -> Result<Vec<u64>, Error> {
     let samples = of_all_ranks(session, Operation::Barrier, Program::Barrier, 0, || Ok(()))?;
     if session.job.settings.verify {
-        let plan = session.plan(Program::BarrierOfValues, 0, (0, VERIFIED_BARRIERS));
+        let plan = session.plan(Program::BarrierOfValues, 0, Iterations { warmup: 0, measured: VERIFIED_BARRIERS });
         session.phase(true, || session.run(Operation::Barrier.name(), &[plan]), || Ok(()))?;
     }
     Ok(samples)

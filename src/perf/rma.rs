@@ -4,6 +4,7 @@ use super::error::Error;
 use super::job::Job;
 use super::operation::Operation;
 use super::report::Row;
+use super::settings::Iterations;
 use super::statistics::mops;
 use ferrogin_device::platform::clock_ns;
 use mini_nccl::DeviceMemory;
@@ -56,16 +57,16 @@ impl Rma {
     /// # Errors
     /// The plugin fails, or wrong data arrives; a rank was lost.
     pub fn measure(&mut self, job: &Job, operation: Operation, bytes: u64) -> Result<Option<Row>, Error> {
-        let counts = job.settings.iterations(bytes);
+        let iterations = job.settings.iterations(bytes);
         let depth = job.settings.depth as usize;
         let (size, signals) = (bytes as usize, operation == Operation::RmaPutSignal);
         let own: Vec<u8> = (0..size).map(|at| (at as u64 % 251 + bytes) as u8).collect();
         self.memory.memory().write(0, &own);
         self.memory.memory().write(self.half, &vec![0; size]);
         job.barrier()?;
-        let samples = if signals { self.round_trips(size, counts)? } else { self.one_by_one(size, counts)? };
+        let samples = if signals { self.round_trips(size, iterations)? } else { self.one_by_one(size, iterations)? };
         job.barrier()?;
-        let time = self.stream(size, counts.1, depth, signals)?;
+        let time = self.stream(size, iterations.measured, depth, signals)?;
         if job.settings.verify && self.rank == 1 {
             let mut found = vec![0; size];
             self.memory.memory().read(self.half, &mut found);
@@ -74,7 +75,7 @@ impl Rma {
             }
         }
         job.barrier()?;
-        let rate = mops(counts.1.into(), time.end - time.start);
+        let rate = mops(iterations.measured.into(), time.end - time.start);
         Ok((self.rank == 0).then(|| Row::new(operation, (bytes, 1), 1, samples, rate)))
     }
 
@@ -130,15 +131,15 @@ impl Rma {
     }
 
     /// Times puts, each until its request is done. Rank 1 polls until rank 0 finishes.
-    fn one_by_one(&mut self, size: usize, (warmup, measured): (u32, u32)) -> Result<Vec<u64>, Error> {
+    fn one_by_one(&mut self, size: usize, iterations: Iterations) -> Result<Vec<u64>, Error> {
         let mut samples = Vec::new();
         match self.rank {
             0 => {
-                for round in 0..warmup + measured {
+                for round in 0..iterations.all() {
                     let begin = clock_ns();
                     self.start(size, false)?;
                     self.finish(0)?;
-                    if round >= warmup {
+                    if round >= iterations.warmup {
                         samples.push(clock_ns().wrapping_sub(begin));
                     }
                 }
@@ -152,9 +153,9 @@ impl Rma {
     }
 
     /// Times round trips; returns half of each time.
-    fn round_trips(&mut self, size: usize, (warmup, measured): (u32, u32)) -> Result<Vec<u64>, Error> {
+    fn round_trips(&mut self, size: usize, iterations: Iterations) -> Result<Vec<u64>, Error> {
         let mut samples = Vec::new();
-        for round in 0..if self.rank < 2 { warmup + measured } else { 0 } {
+        for round in 0..if self.rank < 2 { iterations.all() } else { 0 } {
             let begin = clock_ns();
             if self.rank == 0 {
                 self.start(size, true)?;
@@ -163,7 +164,7 @@ impl Rma {
                 self.hear(1)?;
                 self.start(size, true)?;
             }
-            if round >= warmup {
+            if round >= iterations.warmup {
                 samples.push(clock_ns().wrapping_sub(begin) / 2);
             }
         }

@@ -113,12 +113,12 @@ impl Calls<'_> {
     /// Returns the latency of each call after the warm-up.
     fn one_by_one(&self) -> Result<Vec<u64>, Error> {
         let Some(client) = self.client else { return Ok(Vec::new()) };
-        let (warmup, iterations) = self.settings.iterations(self.body.len() as u64);
-        let mut samples = Vec::with_capacity(iterations as usize);
-        for round in 0..warmup + iterations {
+        let iterations = self.settings.iterations(self.body.len() as u64);
+        let mut samples = Vec::with_capacity(iterations.measured as usize);
+        for round in 0..iterations.all() {
             let begin = clock_ns();
             let answer = self.call(client).wait();
-            if round >= warmup {
+            if round >= iterations.warmup {
                 samples.push(clock_ns().wrapping_sub(begin));
             }
             self.check(answer)?;
@@ -130,7 +130,7 @@ impl Calls<'_> {
     fn overlapping(&self) -> Result<Range<u64>, Error> {
         let Some(client) = self.client else { return Ok(0..0) };
         let bytes = self.body.len() as u64;
-        let (_, iterations) = self.settings.iterations(bytes);
+        let iterations = self.settings.iterations(bytes).measured;
         let open = u64::from(self.settings.depth).min((OPEN_BYTES / bytes).max(1));
         let mut calls = VecDeque::new();
         let begin = clock_ns();

@@ -4,7 +4,7 @@
 use super::error::Error;
 use super::job::Job;
 use super::operation::Operation;
-use super::settings::Settings;
+use super::settings::{Iterations, Settings};
 use ferrogin::{Comm, Context, ContextOptions, Memory, Options, Window};
 use scenario_runner::plan::{self, Api, Measured, Pattern, Plan, Program, Report, Spoil, Threads, Turn};
 use scenario_runner::timed::VALUE_SLOTS;
@@ -113,7 +113,10 @@ impl<'a> Session<'a> {
             self.fill_outboxes()?;
         }
         let signals = Measured { signals: self.job.settings.signals(self.job.ranks()), ..Measured::default() };
-        self.run("reset of the signals", &[Plan { measured: signals, ..self.plan(Program::ResetSignals, 0, (0, 0)) }])?;
+        self.run(
+            "reset of the signals",
+            &[Plan { measured: signals, ..self.plan(Program::ResetSignals, 0, Iterations::default()) }],
+        )?;
         self.job.barrier()?;
         let result = body()?;
         self.context.check()?;
@@ -125,8 +128,8 @@ impl<'a> Session<'a> {
         Ok(result)
     }
 
-    /// Returns the plan for a program with operations of `bytes`, and with `repetitions` for its warm-up and after it.
-    pub fn plan(&self, program: Program, bytes: u64, repetitions: (u32, u32)) -> Plan {
+    /// Returns the plan for a program with operations of `bytes`, and repeated as often as `iterations` says.
+    pub fn plan(&self, program: Program, bytes: u64, iterations: Iterations) -> Plan {
         Plan {
             program,
             turn: Turn::First,
@@ -137,14 +140,14 @@ impl<'a> Session<'a> {
             memory: self.window.address().cast(),
             rank: self.job.rank() as u32,
             nranks: self.job.ranks() as u32,
-            reps: repetitions.0 + repetitions.1,
+            reps: iterations.all(),
             burst: self.job.settings.aggregate,
             aggregate: 0,
             sharing: 0,
             lane: 0,
             lanes: 1,
             bytes: bytes as u32,
-            warmup: repetitions.0,
+            warmup: iterations.warmup,
             threads: Threads::One,
             api: Api::Rust,
             deadline_ns: self.job.wait_limit().as_nanos() as u64,
@@ -165,10 +168,10 @@ impl<'a> Session<'a> {
         program: Program,
         operation: plan::Operation,
         bytes: u64,
-        repetitions: (u32, u32),
+        iterations: Iterations,
         thread: u32,
     ) -> Plan {
-        let plan = self.plan(program, bytes, repetitions);
+        let plan = self.plan(program, bytes, iterations);
         let (from, to) = (self.outbox(thread), self.inbox(thread));
         let measured = Measured { operation, raised: thread, awaited: thread, from, to, inbox: to, ..plan.measured };
         Plan { lane: thread, lanes: self.job.settings.threads, measured, ..plan }

@@ -56,6 +56,19 @@ pub struct Settings {
     pub device: Device,
 }
 
+/// How often an operation is repeated: before it is measured, and measured.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Iterations {
+    pub warmup: u32,
+    pub measured: u32,
+}
+
+impl Iterations {
+    pub const fn all(self) -> u32 {
+        self.warmup + self.measured
+    }
+}
+
 impl Settings {
     /// Returns an operation's sizes, in order: just 0 if it carries no bytes.
     pub fn sizes(&self, operation: Operation) -> Vec<u64> {
@@ -67,10 +80,10 @@ impl Settings {
         sizes.filter(|size| operation != Operation::PutValue || [1, 2, 4, 8].contains(size)).collect()
     }
 
-    /// Returns the warm-up iterations, and the measured ones.
-    pub fn iterations(&self, bytes: u64) -> (u32, u32) {
+    /// Returns the iterations of an operation with `bytes`.
+    pub fn iterations(&self, bytes: u64) -> Iterations {
         let measured = self.iterations.unwrap_or_else(|| repetitions(DEFAULT_ITERATIONS, bytes));
-        (self.warmup.unwrap_or(measured / 10), measured)
+        Iterations { warmup: self.warmup.unwrap_or(measured / 10), measured }
     }
 
     /// Returns the first option whose values differ: its name, the other rank's value, and this rank's.
