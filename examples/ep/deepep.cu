@@ -25,6 +25,9 @@
 #ifndef REDUCE
 #define REDUCE 1  // 0: a rank sends the rows of its experts one by one
 #endif
+#ifndef CACHED
+#define CACHED 0  // 1: each round dispatches its tokens twice, and the second time uses the first one's slots and counts
+#endif
 #ifndef BLOCKS
 #define BLOCKS 3
 #endif
@@ -61,26 +64,25 @@ constexpr int64_t TIMEOUT = 200'000'000'000;  // cycles
 #ifdef __CUDA_ARCH__
 
 namespace deep_ep::elastic {
+#define KERNEL(...) template __global__ decltype(__VA_ARGS__) __VA_ARGS__
 #if NODES > 1
-template __global__ void hybrid_dispatch_impl<true, false, BLOCKS, NOTIFY_WARPS, WARPS, WARPS, NODES, PER_NODE, ROW, 0, TOKENS, EXPERTS, TOPK,
-                                              ALIGNMENT, CONTEXTS, TIMEOUT>(
-    void*, sf_pack_t*, topk_idx_t*, float*, topk_idx_t*, int*, int*, int*, int*, int*, int*, int, int, int, ncclDevComm_t, ncclWindow_t, void*,
-    void*, void*, int, int);
-template __global__ void hybrid_combine_impl<EXPAND, REDUCE, BLOCKS, WARPS, WARPS, NODES, PER_NODE, HIDDEN, TOKENS, EXPERTS, TOPK, CONTEXTS,
-                                             TIMEOUT>(nv_bfloat16*, float*, int*, int*, int*, int*, ncclDevComm_t, ncclWindow_t, void*, void*,
-                                                      int, int, int);
+#define DISPATCH(again, warps) \
+  hybrid_dispatch_impl<!again, again, BLOCKS, warps, WARPS, WARPS, NODES, PER_NODE, ROW, 0, TOKENS, EXPERTS, TOPK, ALIGNMENT, CONTEXTS, TIMEOUT>
+KERNEL(hybrid_combine_impl<EXPAND, REDUCE, BLOCKS, WARPS, WARPS, NODES, PER_NODE, HIDDEN, TOKENS, EXPERTS, TOPK, CONTEXTS, TIMEOUT>);
 #else
-template __global__ void dispatch_impl<false, true, false, BLOCKS, NOTIFY_WARPS, DISPATCH_WARPS, RANKS, ROW, 0, TOKENS, EXPERTS, TOPK, ALIGNMENT,
-                                       CONTEXTS, TIMEOUT>(void*, sf_pack_t*, topk_idx_t*, float*, topk_idx_t*, int*, int*, int*, int*, int*,
-                                                          int, int, int, ncclDevComm_t, ncclWindow_t, void*, void*, void*, int);
-template __global__ void combine_impl<false, EXPAND, REDUCE, BLOCKS, WARPS, RANKS, HIDDEN, TOKENS, EXPERTS, TOPK, CONTEXTS, TIMEOUT>(
-    nv_bfloat16*, float*, int*, int*, ncclDevComm_t, ncclWindow_t, void*, void*, int, int);
+#define DISPATCH(again, warps) \
+  dispatch_impl<false, !again, again, BLOCKS, warps, DISPATCH_WARPS, RANKS, ROW, 0, TOKENS, EXPERTS, TOPK, ALIGNMENT, CONTEXTS, TIMEOUT>
+KERNEL(combine_impl<false, EXPAND, REDUCE, BLOCKS, WARPS, RANKS, HIDDEN, TOKENS, EXPERTS, TOPK, CONTEXTS, TIMEOUT>);
 #endif
-template __global__ void dispatch_copy_epilogue_impl<EXPAND, false, EXPAND, BLOCKS, CHANNELS, WARPS, NODES, PER_NODE, ROW, 0, TOKENS, EXPERTS,
-                                                     TOPK, ALIGNMENT>(
-    void*, void*, int*, int*, void*, sf_pack_t*, topk_idx_t*, float*, int*, int*, int*, int, int, int, int, int);
-template __global__ void combine_reduce_epilogue_impl<EXPAND, REDUCE, BLOCKS, WARPS, NODES, PER_NODE, HIDDEN, TOKENS, EXPERTS, TOPK>(
-    nv_bfloat16*, float*, topk_idx_t*, void*, void*, void*, int, int, int);
+#define COPY(again) \
+  dispatch_copy_epilogue_impl<EXPAND, again, EXPAND, BLOCKS, CHANNELS, WARPS, NODES, PER_NODE, ROW, 0, TOKENS, EXPERTS, TOPK, ALIGNMENT>
+KERNEL(DISPATCH(false, NOTIFY_WARPS));
+KERNEL(COPY(false));
+#if CACHED
+KERNEL(DISPATCH(true, 0));
+KERNEL(COPY(true));
+#endif
+KERNEL(combine_reduce_epilogue_impl<EXPAND, REDUCE, BLOCKS, WARPS, NODES, PER_NODE, HIDDEN, TOKENS, EXPERTS, TOPK>);
 }  // namespace deep_ep::elastic
 
 #else
@@ -116,10 +118,12 @@ struct Sizes {
   }
 };
 
-// A kernel's name with its template arguments, as the PTX has it.
-std::string entry(const std::string& ptx, const std::string& name) {
+// A kernel's name with its template arguments, as the PTX has it: the first `flags` are these.
+std::string entry(const std::string& ptx, const std::string& name, const std::vector<bool>& flags = {}) {
   const std::string keyword = ".entry ";
-  size_t at = ptx.find(keyword + "_ZN7deep_ep7elastic" + std::to_string(name.size()) + name + "I");
+  std::string begin = keyword + "_ZN7deep_ep7elastic" + std::to_string(name.size()) + name + "I";
+  for (bool flag : flags) begin += flag ? "Lb1E" : "Lb0E";
+  size_t at = ptx.find(begin);
   if (at == std::string::npos) throw std::invalid_argument("no kernel " + name);
   at += keyword.size();
   return ptx.substr(at, ptx.find('(', at) - at);
@@ -146,13 +150,17 @@ struct Rank : Driver {
   // With EXPAND and without REDUCE, combine takes no weights.
   void* weights_back = EXPAND && !REDUCE ? nullptr : combined_weights.get();
   void* weights_to_send = EXPAND && !REDUCE ? nullptr : received_weights.get();
-  std::string dispatch_kernel, copy_kernel, combine_kernel, reduce_kernel;
+  std::vector<std::string> dispatch_kernels, copy_kernels;
+  std::string combine_kernel, reduce_kernel;
 
   explicit Rank(Options& given) : Driver(given, EXPERTS, TOPK, given.number("tokens", 16)) {
     expect_job(RANKS, HYBRID ? PER_NODE : 0, TOKENS);
     std::ifstream file(ptx);
     std::string text((std::istreambuf_iterator<char>(file)), std::istreambuf_iterator<char>());
-    dispatch_kernel = entry(text, HYBRID ? "hybrid_dispatch_impl" : "dispatch_impl"), copy_kernel = entry(text, "dispatch_copy_epilogue_impl");
+    for (bool again : CACHED ? std::vector<bool>{false, true} : std::vector<bool>{false}) {
+      auto name = HYBRID ? entry(text, "hybrid_dispatch_impl", {!again, again}) : entry(text, "dispatch_impl", {false, !again, again});
+      dispatch_kernels.push_back(name), copy_kernels.push_back(entry(text, "dispatch_copy_epilogue_impl", {EXPAND, again}));
+    }
     combine_kernel = entry(text, HYBRID ? "hybrid_combine_impl" : "combine_impl"), reduce_kernel = entry(text, "combine_reduce_epilogue_impl");
     open(sizes.all, CONTEXTS, RANKS + 4);
     workspace = window_of(lsa_rank), buffer = window_of(lsa_rank) + sizes.workspace;
@@ -173,8 +181,7 @@ struct Rank : Driver {
     }
     tokens.set(in), weights.set(by), topk.set(to);
     for (auto* stale : {&by_rank, &by_expert, &counts, &slots, &metadata}) stale->fill(0x5a);
-    received.fill(0x5a), combined.fill(0x5a), received_topk.fill(0x5a), received_weights.fill(0x5a), combined_weights.fill(0x5a);
-    copied_topk.fill(0x5a);
+    combined.fill(0x5a), combined_weights.fill(0x5a), copied_topk.fill(0x5a);
     std::memset(host_counts, 0, (RANKS + EXPERTS) * sizeof(int64_t));
   }
 
@@ -198,6 +205,14 @@ struct Rank : Driver {
   }
 
   void dispatch(uint32_t round) {
+    for (bool again : CACHED ? std::vector<bool>{false, true} : std::vector<bool>{false}) {
+      received.fill(0x5a), received_topk.fill(0x5a), received_weights.fill(0x5a);
+      launch_dispatch(again);
+      rows = check_dispatch_and_compute(round, again);
+    }
+  }
+
+  void launch_dispatch(bool again) {
     std::vector<void*> arguments{&tokens.address,     &null,            &topk.address,      &weights.address, &copied_topk.address,
                                  &statistics.address, &by_rank.address, &by_expert.address, &counts.address,  &slots.address};
     auto add = [&](std::initializer_list<void*> more) { arguments.insert(arguments.end(), more); };
@@ -206,11 +221,11 @@ struct Rank : Driver {
     if (HYBRID) add({&node});
     add({&place});
     rows = RANKS * TOKENS;  // the epilogue looks the number up
-    launch(dispatch_kernel, arguments, NOTIFY_WARPS + (HYBRID ? 2 * WARPS : DISPATCH_WARPS), sizes.dispatch_shared, copy_kernel,
+    int warps = (again ? 0 : NOTIFY_WARPS) + (HYBRID ? 2 * WARPS : DISPATCH_WARPS);
+    launch(dispatch_kernels[again], arguments, warps, sizes.dispatch_shared, copy_kernels[again],
            {&buffer, &workspace, &by_rank.address, &by_expert.address, &received.address, &null, &received_topk.address,
             &received_weights.address, &metadata.address, &lists.address, &counts.address, &rows, &none, &none, &node, &place},
            sizes.copy_shared);
-    rows = check_dispatch_and_compute(round);
   }
 
   void combine(uint32_t round) {
@@ -226,7 +241,7 @@ struct Rank : Driver {
   }
 
   // Also writes what the experts make of what dispatch received. Returns the number of tokens received.
-  int check_dispatch_and_compute(uint32_t round) {
+  int check_dispatch_and_compute(uint32_t round, bool again) {
     auto rows = received.read();
     auto got_topk = received_topk.read(), copied = copied_topk.read();
     auto got_weights = received_weights.read();
@@ -305,7 +320,7 @@ struct Rank : Driver {
         expect(got_weights[slot] == 0, "weight of the padding", round, slot);
       }
       expert_begin += aligned;
-      seen[e] += of_expert[e];
+      seen[e] += again ? 0 : of_expert[e];
     }
     expect(expert_ends[LOCAL] == expert_begin, "number of rows", round, LOCAL);
     expect(statistics.read() == seen, "statistics", round, 0);

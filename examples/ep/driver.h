@@ -106,23 +106,27 @@ class Kernels {
     MUST(cuModuleLoadData(&module_, image));
     MUST(cuLinkDestroy(link));
   }
-  // Launches a kernel and waits for it. `kind` is the launch's only attribute; 0: none.
+  // Launches a kernel and waits for it. `kind` is an attribute of the launch, or 0. Cooperative launches are in clusters of two blocks, if
+  // there is an even number of blocks, as in the packages' libraries.
   void launch(const char* name, std::vector<void*> parameters, int blocks, int threads, int shared, int kind = 0) const {
     start(name, parameters, blocks, threads, shared, kind);
     must(cuCtxSynchronize(), name);
   }
   void start(const char* name, std::vector<void*> parameters, int blocks, int threads, int shared, int kind) const {
     CUfunction function;
-    CUlaunchAttribute attribute{};
+    CUlaunchAttribute attributes[2] = {};
     CUlaunchConfig config{};
     MUST(cuModuleGetFunction(&function, module_, name));
     MUST(cuFuncSetAttribute(function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, shared));
-    attribute.id = CUlaunchAttributeID(kind);
-    attribute.value.cooperative = 1;
+    attributes[0].id = CUlaunchAttributeID(kind);
+    attributes[0].value.cooperative = 1;
+    attributes[1].id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attributes[1].value.clusterDim = {2, 1, 1};
+    bool in_clusters = kind == CU_LAUNCH_ATTRIBUTE_COOPERATIVE && blocks % 2 == 0;
     config.gridDimX = blocks, config.blockDimX = threads;
     config.gridDimY = config.gridDimZ = config.blockDimY = config.blockDimZ = 1;
     config.sharedMemBytes = shared;
-    config.attrs = &attribute, config.numAttrs = kind != 0;
+    config.attrs = attributes, config.numAttrs = in_clusters ? 2 : kind != 0;
     must(cuLaunchKernelEx(&config, function, parameters.data(), nullptr), name);
   }
 };

@@ -122,7 +122,7 @@ right "LL, FP8, rank-major, split phases, weak memory" ll 2 "-DRECIPE=DS_FP8E3M4
 right "HT, 2 ranks, card signals, 20 rounds" ht 2 "" "SOFTEFA_FAULTS=$faults,seed=3 FERROGIN_SIGNALS=card" rounds=20
 right "HT, 8 ranks, two per node, weak memory" ht 8 "" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=4 $weak"
 right "DeepEP, 4 ranks, two per node, weak memory" deepep 4 "-DTOPK=6" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=14 $weak"
-right "DeepEP, hybrid, 4 ranks, two per node, weak memory" deepep 4 "-DNODES=2 -DTOPK=4" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=22 $weak"
+right "DeepEP, hybrid, cached, 4 ranks, two per node, weak memory" deepep 4 "-DNODES=2 -DTOPK=4 -DCACHED=1 -DBLOCKS=4" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=22 $weak"
 right "DeepEP, a row per expert, 20 rounds, weak memory" deepep 2 "-DTOPK=6 -DEXPAND=1" "SOFTEFA_FAULTS=$faults,seed=15 $weak" rounds=20
 EDITS="--with deepep-read-signal" right "DeepEP, card signals and readSignal, 20 rounds" deepep 2 "" \
     "SOFTEFA_FAULTS=$faults,seed=19 FERROGIN_SIGNALS=card" rounds=20
@@ -143,14 +143,14 @@ if [ -n "${FERROGIN_SOAK:-}" ]; then
                 "PER_NODE=$per_node SOFTEFA_FAULTS=$faults,seed=20 FERROGIN_SIGNALS=$signals $weak" rounds=20 topk=4
         done
         right "LL, 4 ranks, $per_node per node" ll 4 "-DTOPK=8" "PER_NODE=$per_node SOFTEFA_FAULTS=$faults,seed=16 $weak" experts=16 sms=4 rounds=20
-        for modes in "" "-DREDUCE=0" "-DEXPAND=1" "-DEXPAND=1 -DREDUCE=0"; do
+        for modes in "" "-DREDUCE=0" "-DEXPAND=1" "-DEXPAND=1 -DREDUCE=0" "-DCACHED=1" "-DCACHED=1 -DEXPAND=1 -DBLOCKS=4"; do
             for topk in 1 3 8; do
                 right "DeepEP, 4 ranks, $per_node per node, top-k $topk, $modes" deepep 4 "-DEXPERTS=16 -DTOPK=$topk $modes" \
                     "PER_NODE=$per_node SOFTEFA_FAULTS=$faults,seed=17 $weak" rounds=4
             done
         done
     done
-    for modes in "-DREDUCE=0" "-DEXPAND=1" "-DEXPAND=1 -DREDUCE=0"; do
+    for modes in "-DREDUCE=0" "-DEXPAND=1" "-DEXPAND=1 -DREDUCE=0" "-DCACHED=1 -DEXPAND=1"; do
         right "DeepEP, hybrid, 8 ranks, two per node, $modes" deepep 8 "-DNODES=4 -DEXPERTS=16 -DTOPK=6 $modes" \
             "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=23 $weak" rounds=4
     done
