@@ -6,7 +6,7 @@
 # count. Then runs kernels and set-ups with a known defect, which must be noticed. Prints a line per test and a final line with the counts; exits
 # with status 1 if a test failed. What isn't available counts as skipped.
 #
-#   FERROGIN_SOAK=1   all types, layouts, sizes and defects
+#   FERROGIN_SOAK=1   all types, layouts and sizes, and all seeds of each defect
 #   EP_ONLY=TEXT      only the tests whose names contain TEXT
 #   EP_OUT=DIR        compiles into DIR, so that two runs don't use the same files
 set -uo pipefail
@@ -201,7 +201,7 @@ noticed "LL without the wait for all flags" 4 ll "--defect ll-grid-sync" "$weak"
 noticed "HT without dispatch's wait for tokens" 8 ht "--defect ht-tail-wait" ""
 noticed "HT without combine's wait for sums" 8 ht "--defect ht-chunk-wait" ""
 # Set-ups that don't keep what the kernels rely on.
-noticed "LL with card signals" 8 ll "" "FERROGIN_SIGNALS=card SOFTEFA_FAULTS=delay_us=0..2000" tokens=64 rounds=3
+noticed "LL with card signals" 8 ll "" "FERROGIN_SIGNALS=card SOFTEFA_FAULTS=delay_us=0..100000" tokens=64 rounds=3
 noticed "LL with weak order" 8 ll "" "SOFTEFA_FAULTS=reorder=1024,delay_us=0..400000" strong=0 experts=2 rounds=3
 noticed "DeepEP with card signals" 1 deepep "" FERROGIN_SIGNALS=card
 noticed "DeepEP, hybrid, with weak order" 8 deepep "" "SOFTEFA_FAULTS=reorder=1024,delay_us=1000..50000" strong=0 rounds=3 -- -DNODES=2
