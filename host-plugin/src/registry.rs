@@ -2,13 +2,15 @@
 //!
 //! A handle encodes a kind, a slot and a generation; it's not an address. The registry refuses a wrong or stale handle,
 //! or one of another kind, without dereferencing it, and a closed handle never names a later object.
+#![allow(unsafe_code)]
 
 use crate::fault::{ErrorCounters, FailureFlag};
 use parking_lot::{Mutex, MutexGuard};
 use std::any::Any;
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, OnceLock};
+use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 /// The kind of object that a handle names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,6 +42,9 @@ pub enum Kind {
     RmaMemory = 12,
     /// From its `createContext`.
     RmaContext = 13,
+    /// From a test.
+    #[cfg(test)]
+    Test = 14,
 }
 
 impl Kind {
@@ -59,6 +64,8 @@ impl Kind {
             Self::RmaComm => "RMA communicator",
             Self::RmaMemory => "RMA memory handle",
             Self::RmaContext => "RMA context",
+            #[cfg(test)]
+            Self::Test => "test's object",
         }
     }
 
@@ -107,78 +114,119 @@ const MARK: u64 = 1 << 62;
 /// The process that has open handles; 0 if there is none. A process that it forks inherits the memory, and perhaps a
 /// lock that another thread held, but not the threads behind the handles.
 static OWNER: AtomicU32 = AtomicU32::new(0);
+/// In such a process, the one that has the handles; 0 elsewhere. Every call reads it.
+static FORKED_FROM: AtomicU32 = AtomicU32::new(0);
 
 /// Returns the process whose open handles this one inherited through `fork`; `None` in that process itself, or if it
 /// had none open.
+#[inline(always)]
 pub fn forked_from() -> Option<u32> {
-    let owner = OWNER.load(Ordering::Relaxed);
-    (owner != 0 && owner != process()).then_some(owner)
+    let owner = FORKED_FROM.load(Ordering::Relaxed);
+    (owner != 0).then_some(owner)
 }
 
-/// This process's id, 0 if not known yet. Every call on the RMA plugin's data path needs it, and getpid is a system
-/// call.
-static PROCESS: AtomicU32 = AtomicU32::new(0);
-
-extern "C" fn forget_process() {
-    PROCESS.store(0, Ordering::Relaxed);
+extern "C" fn forked() {
+    FORKED_FROM.store(OWNER.load(Ordering::Relaxed), Ordering::Relaxed);
 }
 
-#[allow(unsafe_code)]
-fn process() -> u32 {
-    let known = PROCESS.load(Ordering::Relaxed);
-    if known != 0 {
-        return known;
-    }
-    // SAFETY: the handler stores a number. The library stays loaded (build.rs), so the handler does too.
-    static FORGETS: LazyLock<bool> =
-        LazyLock::new(|| unsafe { libc::pthread_atfork(None, None, Some(forget_process)) } == 0);
-    let id = std::process::id();
-    if *FORGETS {
-        PROCESS.store(id, Ordering::Relaxed);
-    }
-    id
+/// Notes that this process has open handles.
+fn own() {
+    static NOTICES_FORKS: OnceLock<()> = OnceLock::new();
+    NOTICES_FORKS.get_or_init(|| {
+        // SAFETY: the handler stores a number. The library stays loaded (build.rs), so the handler does too.
+        let code = unsafe { libc::pthread_atfork(None, None, Some(forked)) };
+        assert_eq!(code, 0, "pthread_atfork");
+    });
+    OWNER.store(std::process::id(), Ordering::Relaxed);
 }
 
 /// Slots are in blocks that are never freed.
 const BLOCK: usize = 1024;
-static SLOTS: [OnceLock<Box<[Slot]>>; PLACES / BLOCK] = [const { OnceLock::new() }; PLACES / BLOCK];
+static SLOTS: [OnceLock<Box<[Slot; BLOCK]>>; PLACES / BLOCK] = [const { OnceLock::new() }; PLACES / BLOCK];
+
+/// A type of objects that one thread at a time uses, through [`with`].
+///
+/// # Safety
+/// No other type, and no call of [`insert`], has this kind.
+pub unsafe trait Owned: Send + 'static {
+    /// The kind of their handles.
+    const KIND: Kind;
+}
 
 /// One object at a time. NCCL's threads look up their contexts in each call on the RMA plugin's data path, and must not
 /// share a cache line.
 ///
-/// Every call compares its handle with the slot's before it takes a lock, so a closed handle never waits for the object
-/// that has the slot now. A call that uses an object from [`insert_owned`] holds `owned` and may look up shared objects
-/// meanwhile; `shared` is only held to clone, open and close.
+/// Every call compares its handle with the slot's before it waits, so a closed handle never waits for the object that
+/// has the slot now. A call that uses an object from [`insert_owned`] may look up shared objects meanwhile; `shared` is
+/// only held to clone, open and close.
 #[derive(Default)]
 #[repr(align(128))]
 struct Slot {
-    /// The open object's handle, or 0. It changes under the object's lock.
+    /// The open object's handle, or 0. While a thread uses an owned object, the handle has no kind.
     handle: AtomicU64,
     shared: Mutex<Option<Arc<dyn Any + Send + Sync>>>,
-    owned: Mutex<Option<Box<dyn Any + Send>>>,
+    /// An owned object, for the thread that took the kind from its handle.
+    owned: AtomicPtr<c_void>,
     flag: FailureFlag,
 }
 
 impl Slot {
     /// Returns whether this is the slot's open handle. The answer lasts while the object's lock is held.
     fn has(&self, handle: *const c_void) -> bool {
-        self.handle.load(Ordering::Acquire) == handle as u64
+        let now = self.handle.load(Ordering::Acquire);
+        now == handle as u64 || (now != 0 && now == without_kind(handle as u64))
+    }
+
+    /// Takes the owned object for this thread. Otherwise returns the word that the slot has instead of this handle.
+    #[inline(always)]
+    fn take(&self, handle: u64) -> Result<*mut c_void, u64> {
+        self.handle.compare_exchange(handle, without_kind(handle), Ordering::Acquire, Ordering::Relaxed)?;
+        Ok(self.owned.load(Ordering::Relaxed))
+    }
+
+    /// Takes the owned object once no other thread has it; returns `None` if the slot doesn't have this handle.
+    #[cold]
+    fn wait_and_take(&self, handle: u64) -> Option<*mut c_void> {
+        loop {
+            match self.take(handle) {
+                Ok(object) => return Some(object),
+                Err(now) if now == without_kind(handle) && now != 0 => std::thread::yield_now(),
+                Err(_) => return None,
+            }
+        }
     }
 
     /// Calls `body` with the owned object, if the slot still has this handle.
     #[inline(always)]
-    fn with<T: Any, R>(&self, handle: *const c_void, body: impl FnOnce(&mut T) -> R) -> Option<R> {
-        let mut object = lock(&self.owned);
-        let object = object.as_mut().filter(|_| self.has(handle))?.downcast_mut()?;
-        Some(body(object))
+    fn with<T: Owned, R>(&self, handle: *const c_void, body: impl FnOnce(&mut T) -> R) -> Option<R> {
+        struct Taken<'a>(&'a Slot, u64);
+        impl Drop for Taken<'_> {
+            fn drop(&mut self) {
+                self.0.handle.store(self.1, Ordering::Release);
+            }
+        }
+        if kind_bits(handle) != T::KIND as u64 {
+            return None;
+        }
+        let object = match self.take(handle as u64) {
+            Ok(object) => object,
+            Err(_) => self.wait_and_take(handle as u64)?,
+        };
+        let _taken = Taken(self, handle as u64);
+        // SAFETY: the object has the handle's kind, so `insert_owned` stored it as a `T`. Until `_taken` gives the kind
+        // back, no other thread can take the object.
+        Some(body(unsafe { &mut *object.cast::<T>() }))
     }
 
-    /// Opens an object in its lock.
-    fn open<T>(&self, object: &Mutex<Option<T>>, new: T, handle: *mut c_void) {
-        let mut object = lock(object);
-        *object = Some(new);
+    fn open(&self, handle: *mut c_void) {
         self.flag.open(generation_of(handle));
         self.handle.store(handle as u64, Ordering::Release);
+    }
+
+    /// Closes the handle of an object that the caller has taken or locked.
+    fn close(&self) {
+        self.handle.store(0, Ordering::Release);
+        self.flag.close();
     }
 }
 
@@ -197,7 +245,7 @@ struct Free {
 static FREE: Mutex<Free> = Mutex::new(Free { slots: Vec::new(), next: 0, generation: 0 });
 
 fn slot_at(place: usize) -> Option<&'static Slot> {
-    SLOTS[place / BLOCK].get()?.get(place % BLOCK)
+    Some(&SLOTS[place / BLOCK].get()?[place % BLOCK])
 }
 
 /// Returns the slot of an open handle.
@@ -221,6 +269,10 @@ fn kind_bits(handle: *const c_void) -> u64 {
     handle as u64 & 0xf
 }
 
+fn without_kind(handle: u64) -> u64 {
+    handle & !0xf
+}
+
 /// Returns a handle's place among all open handles.
 pub fn place(handle: *const c_void) -> usize {
     (handle as usize >> SLOT_SHIFT) & (PLACES - 1)
@@ -241,62 +293,52 @@ fn take_slot(kind: Kind) -> Option<(&'static Slot, *mut c_void)> {
         }
         None => return None,
     };
-    OWNER.store(std::process::id(), Ordering::Relaxed);
+    own();
     free.generation = (free.generation + 1) & ((1 << GENERATION_BITS) - 1);
-    let slot = &SLOTS[place / BLOCK].get_or_init(|| (0..BLOCK).map(|_| Slot::default()).collect())[place % BLOCK];
+    let slot = &SLOTS[place / BLOCK].get_or_init(|| Box::new(std::array::from_fn(|_| Slot::default())))[place % BLOCK];
     let handle = MARK | free.generation << GENERATION_SHIFT | (place as u64) << SLOT_SHIFT | kind as u64;
     Some((slot, handle as *mut c_void))
 }
 
-/// Closes a handle if `is_wanted` accepts its object, and returns the object.
-fn close<T: 'static>(
-    handle: *const c_void,
-    kind: Kind,
-    place_in: impl FnOnce(&'static Slot) -> &'static Mutex<Option<T>>,
-    is_wanted: impl FnOnce(&T) -> bool,
-) -> Result<T, HandleError> {
-    let slot = slot_of(handle, kind)?;
-    let mut open = lock(place_in(slot));
-    let object = open.take_if(|object| slot.has(handle) && is_wanted(object));
-    let object = object.ok_or_else(|| refusal(handle, kind))?;
-    slot.handle.store(0, Ordering::Release);
-    slot.flag.close();
-    drop(open);
+/// Makes the slot of a closed handle free.
+fn free(handle: *const c_void) {
     let mut free = lock(&FREE);
     free.slots.push(place(handle));
     if free.slots.len() == free.next {
         OWNER.store(0, Ordering::Relaxed);
     }
-    Ok(object)
 }
 
 /// Creates a handle for an object that several threads may use; returns `None` if a million handles are open.
 pub fn insert<T: Any + Send + Sync>(kind: Kind, object: Arc<T>) -> Option<*mut c_void> {
     let (slot, handle) = take_slot(kind)?;
-    slot.open(&slot.shared, object, handle);
+    *lock(&slot.shared) = Some(object);
+    slot.open(handle);
     Some(handle)
 }
 
 /// Creates a handle for an object that one thread at a time uses, through [`with`]; returns `None` if a million handles
 /// are open.
-pub fn insert_owned<T: Any + Send>(kind: Kind, object: T) -> Option<*mut c_void> {
-    let (slot, handle) = take_slot(kind)?;
-    slot.open(&slot.owned, Box::new(object), handle);
+pub fn insert_owned<T: Owned>(object: T) -> Option<*mut c_void> {
+    let (slot, handle) = take_slot(T::KIND)?;
+    slot.owned.store(Box::into_raw(Box::new(object)).cast(), Ordering::Relaxed);
+    slot.open(handle);
     Some(handle)
 }
 
 /// Calls `body` with the object behind a handle from [`insert_owned`]. Meanwhile no other thread can use or close it.
 /// `body` may look up shared objects, but must not call `with`.
-pub fn with<T: Any, R>(handle: *const c_void, kind: Kind, body: impl FnOnce(&mut T) -> R) -> Result<R, HandleError> {
-    slot_of(handle, kind)?.with(handle, body).ok_or_else(|| refusal(handle, kind))
+#[inline(always)]
+pub fn with<T: Owned, R>(handle: *const c_void, body: impl FnOnce(&mut T) -> R) -> Result<R, HandleError> {
+    slot_at(place(handle)).and_then(|slot| slot.with(handle, body)).ok_or_else(|| refusal(handle, T::KIND))
 }
 
 /// Does what [`with`] does for the open handle with a tag, if there is one, and passes it to `body`.
-pub fn with_tag<T: Any, R>(of: u64, kind: Kind, body: impl FnOnce(*mut c_void, &mut T) -> R) -> Option<R> {
+#[inline(always)]
+pub fn with_tag<T: Owned, R>(of: u64, body: impl FnOnce(*mut c_void, &mut T) -> R) -> Option<R> {
     let slot = slot_at(of as usize & (PLACES - 1))?;
-    let handle = slot.handle.load(Ordering::Acquire) as *mut c_void;
-    let is_wanted = tag(handle) == of && kind_bits(handle) == kind as u64;
-    is_wanted.then(|| slot.with(handle, |object| body(handle, object)))?
+    let handle = (without_kind(slot.handle.load(Ordering::Relaxed)) | T::KIND as u64) as *mut c_void;
+    (tag(handle) == of).then(|| slot.with(handle, |object| body(handle, object)))?
 }
 
 /// Returns the object behind a handle from [`insert`].
@@ -308,14 +350,26 @@ pub fn get<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Ar
 
 /// Closes a handle from [`insert`] and returns its object. If several threads close a handle, one of them succeeds.
 pub fn remove<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Arc<T>, HandleError> {
-    let object = close(handle, kind, |slot| &slot.shared, |object| (**object).is::<T>())?;
+    let slot = slot_of(handle, kind)?;
+    let mut open = lock(&slot.shared);
+    let object = open.take_if(|object| slot.has(handle) && (**object).is::<T>());
+    let object = object.ok_or_else(|| refusal(handle, kind))?;
+    slot.close();
+    drop(open);
+    free(handle);
     object.downcast().map_err(|_| refusal(handle, kind))
 }
 
 /// Closes a handle from [`insert_owned`] in the same way, and waits for the call that uses its object.
-pub fn remove_owned<T: Any + Send>(handle: *const c_void, kind: Kind) -> Result<T, HandleError> {
-    let object = close(handle, kind, |slot| &slot.owned, |object| object.is::<T>())?;
-    object.downcast().map(|object| *object).map_err(|_| refusal(handle, kind))
+pub fn remove_owned<T: Owned>(handle: *const c_void) -> Result<T, HandleError> {
+    let slot = slot_of(handle, T::KIND)?;
+    let object = slot.wait_and_take(handle as u64).ok_or_else(|| refusal(handle, T::KIND))?;
+    slot.owned.store(null_mut(), Ordering::Relaxed);
+    slot.close();
+    free(handle);
+    // SAFETY: `insert_owned` made the pointer from a box of a `T`, whose kind the handle has. This call took it, and
+    // removed it from the slot.
+    Ok(*unsafe { Box::from_raw(object.cast::<T>()) })
 }
 
 /// The low bits of a handle that [`tag`] keeps.
@@ -363,6 +417,11 @@ pub fn fault(handle: *const c_void, kind: Kind) -> Result<bool, HandleError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    // SAFETY: the only type of this kind, which only tests have.
+    unsafe impl Owned for u8 {
+        const KIND: Kind = Kind::Test;
+    }
 
     #[test]
     fn wrong_and_stale_handles_are_refused() {
@@ -440,29 +499,26 @@ mod tests {
         let closed = insert(Kind::RmaMemory, Arc::new(1u8)).unwrap();
         remove::<u8>(closed, Kind::RmaMemory).unwrap();
         // Other tests take places too.
-        let mut handles = vec![insert_owned(Kind::RmaContext, 2u8).unwrap() as usize];
+        let mut handles = vec![insert_owned(2u8).unwrap() as usize];
         while place(handles[handles.len() - 1] as *const c_void) != place(closed) {
-            handles.push(insert_owned(Kind::RmaContext, 2u8).unwrap() as usize);
+            handles.push(insert_owned(2u8).unwrap() as usize);
         }
         let (ended, end) = std::sync::mpsc::channel();
         let closed = closed as usize;
         std::thread::spawn(move || {
             let (open, stale) = (handles[handles.len() - 1] as *const c_void, closed as *const c_void);
-            let forged = (closed ^ Kind::RmaMemory as usize ^ Kind::RmaContext as usize) as *const c_void;
+            let forged = (closed ^ Kind::RmaMemory as usize ^ Kind::Test as usize) as *const c_void;
             let refused = |_: &mut u8| {
                 assert!(get::<u8>(stale, Kind::RmaMemory).is_err() && remove::<u8>(stale, Kind::RmaMemory).is_err());
-                assert!(with(forged, Kind::RmaContext, |_: &mut u8| ()).is_err());
-                assert!(
-                    remove_owned::<u8>(forged, Kind::RmaContext).is_err() && fault(forged, Kind::RmaContext).is_err()
-                );
-                assert_eq!(with_tag(tag(stale), Kind::RmaContext, |_, _: &mut u8| ()), None);
+                assert!(with(forged, |_: &mut u8| ()).is_err());
+                assert!(remove_owned::<u8>(forged).is_err() && fault(forged, Kind::Test).is_err());
+                assert_eq!(with_tag(tag(stale), |_, _: &mut u8| ()), None);
             };
-            with(open, Kind::RmaContext, refused).unwrap();
+            with(open, refused).unwrap();
             let found = |handle, object: &mut u8| (handle, *object);
-            assert_eq!(with_tag(tag(open), Kind::RmaContext, found), Some((open.cast_mut(), 2)));
-            assert_eq!(with_tag(tag(open), Kind::RmaMemory, found), None);
+            assert_eq!(with_tag(tag(open), found), Some((open.cast_mut(), 2)));
             for handle in handles {
-                remove_owned::<u8>(handle as *const c_void, Kind::RmaContext).unwrap();
+                remove_owned::<u8>(handle as *const c_void).unwrap();
             }
             ended.send(()).unwrap();
         });

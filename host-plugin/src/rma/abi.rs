@@ -24,6 +24,11 @@ use std::time::Instant;
 
 type Handle = *mut c_void;
 
+// SAFETY: `create` makes all handles of this kind.
+unsafe impl registry::Owned for Context {
+    const KIND: Kind = Kind::RmaContext;
+}
+
 /// The communicator, from `connect` to `closeColl`.
 struct RmaComm {
     ranks: Arc<Ranks>,
@@ -116,7 +121,8 @@ fn create(handle_of_comm: Handle, config: Result<RmaConfigV14, Error>, ctx: *mut
     ctx.set(std::ptr::null_mut());
     let comm = registry::get::<RmaComm>(handle_of_comm, Kind::RmaComm)?;
     let context = Context::create(&comm.ranks, &comm.registered, &comm.retired, handle_of_comm, &config?)?;
-    let handle = kept(Kind::RmaContext, registry::insert_owned(Kind::RmaContext, context))?;
+    let handle = kept(Kind::RmaContext, registry::insert_owned(context))?;
+    with(handle, |context| context.engine.requests.tag = registry::tag(handle))?;
     if !comm.contexts.add(handle) {
         destroy(handle)?;
         return Err(closed("createContext"));
@@ -201,7 +207,10 @@ fn deregister(comm: &RmaComm, handle: Handle) {
         let _span = trace::span("RMA deregMrSym", comm.ranks.rank);
         comm.registered.remove(memory.number);
         for context in comm.contexts.all() {
-            let _ = with(context, |context| context.memories.forget(handle as usize));
+            let _ = with(context, |context| {
+                let known = context.memories.forget(handle as usize);
+                known.inspect(|memory| context.engine.keep(memory))
+            });
         }
     }
 }
@@ -219,7 +228,7 @@ unsafe extern "C" fn dereg_mr_sym(comm: Handle, mhandle: Handle) -> nccl::Result
 }
 
 fn with<T>(ctx: Handle, body: impl FnOnce(&mut Context) -> T) -> Result<T, Error> {
-    Ok(registry::with(ctx, Kind::RmaContext, body)?)
+    Ok(registry::with(ctx, body)?)
 }
 
 /// Waits until nothing is under way in a context. Other contexts of the communicator are polled meanwhile, because
@@ -243,7 +252,7 @@ fn drain(ctx: Handle, comm: &RmaComm) {
 }
 
 fn destroy(ctx: Handle) -> Result<(), Error> {
-    registry::remove_owned::<Context>(ctx, Kind::RmaContext)?.destroy();
+    registry::remove_owned::<Context>(ctx)?.destroy();
     Ok(())
 }
 
@@ -292,7 +301,7 @@ fn start(
 ) -> Result<(), Error> {
     let request = Out::new(request, "request")?;
     let started = |context: &mut Context| {
-        request.set(operation(context)?.handle(registry::tag(ctx)));
+        request.set(operation(context)?.handle());
         Ok(())
     };
     Ok(with(ctx, |context| call(ctx, context, started))??)
@@ -352,15 +361,13 @@ unsafe extern "C" fn test(comm: Handle, request: Handle, done: *mut c_int) -> nc
     guard("test", || {
         let done = Out::new(done, "done")?;
         done.set(0);
-        let of_comm = |context: &mut Context, request| {
+        let is_done = |context: &mut Context, request| {
             if context.comm == comm as usize { context.engine.test(request) } else { Ok(None) }
         };
-        let found = Request::parse(request).and_then(|(tag, request)| {
-            registry::with_tag(tag, Kind::RmaContext, |ctx, context| {
-                call(ctx, context, |context| of_comm(context, request))
-            })
-        });
-        if let Some(is_done) = found.transpose()?.flatten() {
+        if let Some((tag, request)) = Request::parse(request)
+            && let Some(tested) = registry::with_tag(tag, |ctx, context| call(ctx, context, |it| is_done(it, request)))
+            && let Some(is_done) = tested?
+        {
             done.set(c_int::from(is_done));
             return Ok(());
         }

@@ -10,6 +10,7 @@ use super::words::Word;
 use crate::error::{DataResult, Error};
 use ferrogin_ffi::rma::{SIGNAL_OP_ADD, SIGNAL_OP_INC};
 use std::ffi::c_int;
+use std::fmt::Display;
 
 /// The context and rank a call names.
 type Target = (c_int, u32);
@@ -89,6 +90,7 @@ impl Context {
         self.engine.done()
     }
 
+    #[cold]
     fn know(&mut self, handle: usize) -> DataResult<()> {
         match self.memories.get(handle) {
             Some(_) => Ok(()),
@@ -98,13 +100,13 @@ impl Context {
 
     #[inline(always)]
     fn stream(&self, (context, rank): Target) -> DataResult<StreamId> {
-        let (contexts, nranks) = (self.engine.contexts, self.engine.ranks.nranks);
-        let stream = StreamId { peer: rank as usize, context: context as usize };
-        if context < 0 || stream.context >= contexts {
-            return Err(refused(format!("context {context} does not exist: this handle has {contexts}")));
+        let (contexts, nranks) = (self.engine.contexts, self.engine.nranks);
+        let stream = StreamId { peer: rank as usize, context: context as u32 as usize };
+        if stream.context >= contexts {
+            return Err(missing("context", context, "this handle", contexts));
         }
         if stream.peer >= nranks {
-            return Err(refused(format!("rank {rank} does not exist: the job has {nranks}")));
+            return Err(missing("rank", rank, "the job", nranks));
         }
         Ok(stream)
     }
@@ -124,7 +126,9 @@ impl Context {
             None
         } else {
             let (here, there) = loop {
-                if let (Some(here), Some(there)) = (self.memories.get(near.memory), self.memories.get(far.memory)) {
+                if let Some(here) = self.memories.get(near.memory)
+                    && let Some(there) = self.memories.get(far.memory)
+                {
                     break (here, there);
                 }
                 self.know(near.memory)?;
@@ -132,12 +136,12 @@ impl Context {
             };
             let (of_here, of_there) = (here.own(), there.peer(stream.peer));
             if !of_here.has(near.offset, size) {
-                return Err(outside("memory of this rank".to_owned(), of_here, near.offset, size));
+                return Err(outside("memory", self.engine.ranks.rank, of_here, near.offset, size));
             }
             if !of_there.has(far.offset, size) {
-                return Err(outside(format!("memory of rank {}", stream.peer), of_there, far.offset, size));
+                return Err(outside("memory", stream.peer, of_there, far.offset, size));
             }
-            Some([here, there])
+            Some((here, there, of_there))
         };
         let transfer = Transfer { ends, offsets: [near.offset, far.offset], size, more_follows };
         self.engine.transfer(stream, access, transfer, signal)
@@ -166,7 +170,7 @@ impl Context {
             return Err(if there.has(offset, 8) {
                 refused(format!("the signal at offset {offset} is not aligned to 8 bytes"))
             } else {
-                outside(format!("signal in memory of rank {peer}"), there, offset, 8)
+                outside("signal in memory", peer, there, offset, 8)
             });
         }
         Ok(Signal { word: Word { memory: memory.number, offset, strong: call.strong }, value })
@@ -179,6 +183,14 @@ fn refused(what: String) -> Box<Error> {
 }
 
 #[cold]
-fn outside(what: String, memory: &Peer, offset: u64, size: u64) -> Box<Error> {
-    refused(format!("{what}: {size} bytes at offset {offset} are outside of a registration of {} bytes", memory.size()))
+fn missing(what: &str, number: impl Display, of: &str, count: usize) -> Box<Error> {
+    refused(format!("{what} {number} does not exist: {of} has {count}"))
+}
+
+#[cold]
+fn outside(what: &str, rank: usize, memory: &Peer, offset: u64, size: u64) -> Box<Error> {
+    let all = memory.size();
+    refused(format!(
+        "{what} of rank {rank}: {size} bytes at offset {offset} are outside of a registration of {all} bytes"
+    ))
 }

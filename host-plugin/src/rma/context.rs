@@ -1,6 +1,6 @@
 //! Context handles: setting them up across the ranks, and destroying them.
 
-use super::engine::{Engine, Note};
+use super::engine::Engine;
 use super::lane::{Address, Lane};
 use super::memory::{Memories, Registered};
 use super::rail;
@@ -35,7 +35,7 @@ ferrogin_ffi::assert_layout!(WireContext, size 20, align 1, { contexts @ 0, numb
 /// A destroyed context's endpoints.
 struct Retired {
     number: u32,
-    _lanes: Vec<Lane<Note>>,
+    _lanes: Vec<Lane>,
 }
 
 /// Endpoints of destroyed contexts, kept open for peers' late traffic until all ranks have destroyed theirs.

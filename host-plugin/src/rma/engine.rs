@@ -3,8 +3,8 @@
 
 use super::departure::{Departure, Message};
 use super::inbound::{Inbound, Notice};
-use super::lane::{Access, Event, Lane, Post};
-use super::memory::{Memory, Registered, WordWrite};
+use super::lane::{Access, BATCH, Event, Failure, Lane, Local, Note, Post, SLOT};
+use super::memory::{Memory, Peer, Registered, WordWrite};
 use super::rail::Rail;
 use super::ranks::{Gone, Ranks};
 use super::record::{self, Immediate, Record};
@@ -15,12 +15,12 @@ use super::words::{Name, Word, Words};
 use crate::error::{DataResult, Error};
 use crate::metrics::Guard;
 use crate::shortage;
-use ferrogin_libfabric::{CompletionError, bindings};
+use ferrogin_libfabric::bindings;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
-use zerocopy::{FromZeros, IntoBytes};
+use zerocopy::{FromZeros, Immutable, IntoBytes};
 
 /// Size from which a transfer is spread over all rails.
 const SPREAD: u64 = 1 << 20;
@@ -35,9 +35,9 @@ pub(super) const DRAIN_LIMIT: Duration = Duration::from_secs(7);
 
 /// A put or get with checked arguments.
 #[derive(Clone, Copy)]
-pub struct Transfer<M> {
-    /// This rank's memory and the peer's; `None` if there are no bytes.
-    pub ends: Option<[M; 2]>,
+pub struct Transfer<'a> {
+    /// This rank's memory and the peer's, and the peer's part of it; `None` if there are no bytes.
+    pub ends: Option<(&'a Arc<Memory>, &'a Arc<Memory>, &'a Peer)>,
     /// Where the bytes are in each.
     pub offsets: [u64; 2],
     /// Number of bytes.
@@ -46,11 +46,14 @@ pub struct Transfer<M> {
     pub more_follows: bool,
 }
 
-impl<M> Transfer<M> {
-    fn map<'a, T>(&'a self, map: impl FnMut(&'a M) -> T) -> Transfer<T> {
-        let ends = self.ends.as_ref().map(|ends| ends.each_ref().map(map));
-        Transfer { ends, offsets: self.offsets, size: self.size, more_follows: self.more_follows }
-    }
+/// What one write or read carries.
+#[derive(Clone, Copy)]
+struct Part<'a> {
+    near: &'a Arc<Memory>,
+    peer: &'a Peer,
+    offsets: [u64; 2],
+    size: u64,
+    more_follows: bool,
 }
 
 /// A signal with checked arguments.
@@ -62,19 +65,6 @@ pub struct Signal {
     pub value: u64,
 }
 
-/// What a lane notes about an operation.
-#[derive(Clone, Copy)]
-pub enum Note {
-    /// A part of a request. `put` is the group in the stream of a put without a number.
-    Part { request: Request, stream: StreamId, put: Option<u32> },
-    /// An acknowledgement.
-    Acknowledgement,
-    /// A message to this peer that nothing is under way to it.
-    Departure(usize),
-    /// One of the engine's `writes`.
-    Word(usize),
-}
-
 /// A signal with a number, and the lane for its message.
 struct Numbered {
     lane: usize,
@@ -84,7 +74,9 @@ struct Numbered {
 
 /// A signal that has no number yet, because the window is full.
 struct Waiting {
-    put: Transfer<Arc<Memory>>,
+    ends: Option<(Arc<Memory>, Arc<Memory>)>,
+    offsets: [u64; 2],
+    size: u64,
     signal: Signal,
     request: Request,
 }
@@ -98,10 +90,12 @@ struct Outbound {
 /// The data path; see the [module](self).
 pub struct Engine {
     pub(super) ranks: Arc<Ranks>,
+    /// Number of ranks.
+    pub(super) nranks: usize,
     /// Number of contexts behind the handle.
     pub(super) contexts: usize,
     immediate: Immediate,
-    lanes: Vec<Lane<Note>>,
+    lanes: Vec<Lane>,
     /// Most bytes that one write or read can carry, whichever the rail.
     part_max: u64,
     /// See [`Ranks::keep_order`].
@@ -114,16 +108,14 @@ pub struct Engine {
     inbound: Inbound,
     /// The words that the card writes for peers' signals, until it has written them.
     writes: Vec<Option<WordWrite>>,
-    requests: Requests,
+    pub(super) requests: Requests,
     waits: Waits,
     departure: Departure,
     /// The last check of the network found nothing.
     is_quiet: bool,
     /// Calls to `progress`.
     calls: u32,
-    /// The last request that a test found incomplete, and the number of such tests since the last check of the network.
-    tested: (Option<Request>, usize),
-    failure: Option<String>,
+    failure: Option<Box<str>>,
     _metrics: Option<Guard>,
 }
 
@@ -134,7 +126,7 @@ impl Engine {
         registered: Arc<Registered>,
         contexts: usize,
         immediate: Immediate,
-        lanes: Vec<Lane<Note>>,
+        lanes: Vec<Lane>,
         tokens: Vec<u64>,
     ) -> Self {
         let (rank, nranks, counts) = (ranks.rank, ranks.nranks, lanes[0].counts.clone());
@@ -148,6 +140,7 @@ impl Engine {
             }),
             inbound: Inbound::new(rank, nranks, contexts, immediate, tokens[rank], registered, counts),
             ranks,
+            nranks,
             contexts,
             immediate,
             lanes,
@@ -155,12 +148,11 @@ impl Engine {
             tokens,
             outbound: (0..contexts * nranks).map(|_| None).collect(),
             writes: Vec::new(),
-            requests: Requests::new(nranks),
+            requests: Requests::new(),
             waits,
             departure: Departure::new(rank, nranks),
             is_quiet: false,
             calls: 0,
-            tested: (None, 0),
             failure: None,
         }
     }
@@ -168,10 +160,13 @@ impl Engine {
     #[inline(always)]
     fn outbound(&mut self, stream: StreamId) -> &mut Outbound {
         let bits = self.immediate.number_bits;
-        self.outbound[stream.place(self.ranks.nranks)].get_or_insert_with(|| {
-            let (stream, words, waiting) = (Outgoing::new(0, window(bits)), Words::default(), VecDeque::new());
-            Box::new(Outbound { stream, words, waiting })
-        })
+        self.outbound[stream.place(self.nranks)].get_or_insert_with(
+            #[cold]
+            || {
+                let (stream, words, waiting) = (Outgoing::new(0, window(bits)), Words::default(), VecDeque::new());
+                Box::new(Outbound { stream, words, waiting })
+            },
+        )
     }
 
     /// Returns the cause, once an operation has failed.
@@ -179,17 +174,20 @@ impl Engine {
         self.failure.as_deref()
     }
 
+    #[inline(always)]
     fn check(&self) -> DataResult<()> {
-        match &self.failure {
-            Some(failure) => Err(Error::Peer(failure.clone()).into()),
-            None => Ok(()),
-        }
+        if self.failure.is_none() { Ok(()) } else { Err(self.failed_before()) }
+    }
+
+    #[cold]
+    fn failed_before(&self) -> Box<Error> {
+        Error::Peer(self.failure.as_deref().unwrap_or_default().to_owned()).into()
     }
 
     /// Keeps the first failure, so that every later call fails.
     #[cold]
     fn fail(&mut self, error: Box<Error>) -> Box<Error> {
-        self.failure.get_or_insert_with(|| error.to_string());
+        self.failure.get_or_insert_with(|| error.to_string().into());
         self.ranks.has_failed.store(true, Ordering::Relaxed);
         error
     }
@@ -200,13 +198,13 @@ impl Engine {
         &mut self,
         stream: StreamId,
         access: Access,
-        transfer: Transfer<&Arc<Memory>>,
+        transfer: Transfer<'_>,
         signal: Option<Signal>,
     ) -> DataResult<Request> {
         let request = self.done()?;
         let started = match signal {
             Some(signal) => self.signal(stream, transfer, signal, request),
-            None => self.parts(stream, transfer, access, request),
+            None => self.parts(stream, transfer, access, request, self.part(transfer.size)),
         };
         started.map(|()| request).map_err(|error| self.fail(error))
     }
@@ -231,83 +229,107 @@ impl Engine {
         share.min(self.part_max)
     }
 
-    /// Posts a transfer's parts, on one rail after the other.
+    /// Posts a transfer in parts of at most `part` bytes, on one rail after the other.
     #[inline(always)]
     fn parts(
         &mut self,
         stream: StreamId,
-        transfer: Transfer<&Arc<Memory>>,
+        transfer: Transfer<'_>,
         access: Access,
         request: Request,
+        part: u64,
     ) -> DataResult<()> {
-        let Transfer { ends, offsets: [near_offset, far_offset], size, more_follows } = transfer;
-        let Some([near, far]) = ends else { return Ok(()) };
-        let far = far.peer(stream.peer);
-        let (part, mut offset) = (self.part(size), 0);
+        let Transfer { ends, offsets, size, more_follows } = transfer;
+        let Some((near, _, peer)) = ends else { return Ok(()) };
+        let whole = || Part { near, peer, offsets, size, more_follows };
+        if size > part {
+            return self.split(stream, whole(), access, request, part);
+        }
+        self.post_part(stream, whole(), access, request, false)
+    }
+
+    #[inline(never)]
+    fn split(
+        &mut self,
+        stream: StreamId,
+        whole: Part<'_>,
+        access: Access,
+        request: Request,
+        part: u64,
+    ) -> DataResult<()> {
+        (0..whole.size).step_by(part as usize).try_for_each(|offset| {
+            let size = part.min(whole.size - offset);
+            let offsets = whole.offsets.map(|first| first + offset);
+            self.post_part(stream, Part { offsets, size, ..whole }, access, request, whole.size == NCCL_PART)
+        })
+    }
+
+    #[inline(always)]
+    fn post_part(
+        &mut self,
+        stream: StreamId,
+        part: Part<'_>,
+        access: Access,
+        request: Request,
+        is_in_parts: bool,
+    ) -> DataResult<()> {
+        let Part { near, peer, offsets: [near_offset, far_offset], size, more_follows } = part;
+        let rail = self.next_rail();
+        self.add_part(request, stream.peer);
         // If order is kept, no signal waits for a put.
         let has_group = access == Access::Write && !self.keeps_order;
-        while offset < size {
-            let (rail, len) = (self.next_rail(), part.min(size - offset));
-            self.add_part(request, stream.peer);
-            let put = has_group.then(|| self.outbound(stream).stream.put(size == NCCL_PART));
-            let post = Post {
-                access,
-                peer: stream.peer,
-                len: len as usize,
-                remote: far.remote(rail, far_offset + offset),
-                note: Note::Part { request, stream, put },
-                more_follows,
-            };
-            self.lanes[rail].post(post, near, near_offset + offset)?;
-            offset += len;
-        }
-        Ok(())
+        let put = has_group.then(|| self.outbound(stream).stream.put(is_in_parts));
+        let (remote, note) = (peer.remote(rail, far_offset), Note::Part { request, stream, put });
+        let post = Post { access, peer: stream.peer, len: size as usize, remote, note, more_follows };
+        self.lanes[rail].post(post, Local::Memory(near, near_offset))
     }
 
     fn add_part(&mut self, request: Request, peer: usize) {
-        if !self.requests.is_under_way(peer) {
-            self.waits.note(peer);
-        }
-        self.requests.add_part(request, peer);
+        self.waits.part_started(peer);
+        self.requests.add_part(request);
+    }
+
+    fn part_done(&mut self, request: Request, peer: usize) {
+        self.waits.part_done(peer);
+        self.requests.part_done(request);
     }
 
     /// Starts a put with a signal, or keeps it waiting if the window is full.
     #[inline(always)]
-    fn signal(
-        &mut self,
-        stream: StreamId,
-        put: Transfer<&Arc<Memory>>,
-        signal: Signal,
-        request: Request,
-    ) -> DataResult<()> {
+    fn signal(&mut self, stream: StreamId, put: Transfer<'_>, signal: Signal, request: Request) -> DataResult<()> {
         let outbound = self.outbound(stream);
         if outbound.waiting.is_empty()
             && let Some(number) = outbound.stream.number()
         {
             return self.start(stream, number, put, signal, request);
         }
-        outbound.waiting.push_back(Waiting { put: put.map(|memory| Arc::clone(memory)), signal, request });
+        let Transfer { ends, offsets, size, .. } = put;
+        let ends = ends.map(|(near, far, _)| (near.clone(), far.clone()));
+        outbound.waiting.push_back(Waiting { ends, offsets, size, signal, request });
         self.add_part(request, stream.peer);
         Ok(())
     }
 
     /// Starts as many of a stream's waiting signals as the window has room for.
+    #[inline(never)]
     fn start_waiting(&mut self, stream: StreamId) -> DataResult<()> {
         while !self.outbound(stream).waiting.is_empty()
             && let Some(number) = self.outbound(stream).stream.number()
-            && let Some(Waiting { put, signal, request }) = self.outbound(stream).waiting.pop_front()
+            && let Some(Waiting { ends, offsets, size, signal, request }) = self.outbound(stream).waiting.pop_front()
         {
-            self.start(stream, number, put.map(|memory| memory), signal, request)?;
-            self.requests.part_done(request, stream.peer);
+            let ends = ends.as_ref().map(|(near, far)| (near, far, far.peer(stream.peer)));
+            self.start(stream, number, Transfer { ends, offsets, size, more_follows: false }, signal, request)?;
+            self.part_done(request, stream.peer);
         }
         Ok(())
     }
 
+    #[inline(always)]
     fn start(
         &mut self,
         stream: StreamId,
         number: u32,
-        put: Transfer<&Arc<Memory>>,
+        put: Transfer<'_>,
         signal: Signal,
         request: Request,
     ) -> DataResult<()> {
@@ -315,7 +337,8 @@ impl Engine {
         // The immediate data of a single write announces its landing. If there are several, this rank waits for their
         // completions. If order is kept, the message announces it: the tcp of libfabric 1.17 crashes if an endpoint is
         // closed while a write with immediate data arrives (docs/found-elsewhere.md).
-        let is_one = put.size > 0 && self.part(put.size) >= put.size && !keeps_order;
+        let part = self.part(put.size);
+        let is_one = put.size > 0 && put.size <= part && !keeps_order;
         let outbound = self.outbound(stream);
         let waits = outbound.stream.follows_puts(signal.word.strong, is_one) && !keeps_order;
         let name = match (signal.value, is_one && !(waits && outbound.stream.has_puts())) {
@@ -332,7 +355,7 @@ impl Engine {
         // The message shares the write's doorbell.
         let more_follows = put.more_follows;
         let shares = if known > 0 { more_follows } else { is_one || keeps_order };
-        self.parts(stream, Transfer { more_follows: shares, ..put }, access, request)?;
+        self.parts(stream, Transfer { more_follows: shares, ..put }, access, request, part)?;
         if known > 0 {
             return Ok(());
         }
@@ -358,7 +381,7 @@ impl Engine {
         let Numbered { lane, record, request } = signal;
         let note = Note::Part { request, stream, put: None };
         let post = Post { more_follows, ..message_post(Access::Message, stream.peer, note) };
-        self.lanes[lane].post_bytes(post, record.as_bytes())
+        self.lanes[lane].post(post, Local::Bytes(&padded(&record)))
     }
 
     /// Returns whether a request is done, and closes it if so; `None` if the request isn't open.
@@ -371,23 +394,32 @@ impl Engine {
         if is_done != Some(false) {
             return Ok(is_done);
         }
+        self.test_incomplete(request)
+    }
+
+    #[cold]
+    fn test_incomplete(&mut self, request: Request) -> DataResult<Option<bool>> {
         // NCCL tests many requests between calls to rmaProgress, or one over and over: one check of the network per
         // round is enough.
-        let again = self.tested.0.replace(request) == Some(request);
-        self.tested.1 += 1;
-        if again || self.tested.1 > self.requests.count_open() {
+        if self.requests.is_tested_again(request) {
             self.progress()?;
         }
         Ok(self.requests.close(request))
+    }
+
+    /// Keeps memory registered for the operations in flight that use it.
+    pub fn keep(&mut self, memory: &Arc<Memory>) {
+        self.lanes.iter_mut().for_each(|lane| lane.keep(memory));
     }
 
     /// Handles completions and messages, and posts whatever is waiting.
     ///
     /// # Errors
     /// An operation of this context has failed.
+    #[inline(never)]
     pub fn progress(&mut self) -> DataResult<()> {
         self.check()?;
-        self.tested.1 = 0;
+        self.requests.begin_round();
         let result = self.rounds().and_then(|()| self.check_ranks());
         result.map_err(|error| self.fail(error))
     }
@@ -402,7 +434,7 @@ impl Engine {
             return Ok(());
         }
         let rank = self.ranks.rank;
-        if let Some(peer) = self.waits.expired(Instant::now(), self.requests.under_way()) {
+        if let Some(peer) = self.waits.expired(Instant::now()) {
             self.ranks.blame(peer);
             return Err(Error::Peer(format!(
                 "rank {peer} has completed no request of rank {rank} for {} s (FERROGIN_TIMEOUT), so they fail: it is stopped or hangs, or \
@@ -411,9 +443,9 @@ impl Engine {
             ))
             .into());
         }
-        Err(Error::Peer(match self.ranks.gone(|| self.requests.under_way().chain(self.departure.awaited())) {
+        Err(Error::Peer(match self.ranks.gone(|| self.waits.under_way().chain(self.departure.awaited())) {
             None => return Ok(()),
-            Some(Gone::Closed(closed)) if !self.requests.is_under_way(closed) => {
+            Some(Gone::Closed(closed)) if !self.waits.is_under_way(closed) => {
                 self.departure.peer_gone(closed);
                 return Ok(());
             }
@@ -434,16 +466,29 @@ impl Engine {
             let mut more = false;
             self.is_quiet = true;
             for lane in 0..self.lanes.len() {
-                more |= self.lanes[lane].read()?;
-                while let Some(event) = self.lanes[lane].next() {
-                    self.is_quiet = false;
-                    self.event(lane, event)?;
+                let count = self.lanes[lane].read()?;
+                for at in 0..count {
+                    match self.lanes[lane].event(at) {
+                        Some(Event::Done(Note::Part { request, stream, put })) => {
+                            self.complete(request, stream, put)?;
+                        }
+                        Some(Event::Landed(data)) => self.inbound.landed(data),
+                        Some(event) => self.event(lane, event)?,
+                        None => {}
+                    }
                 }
+                if let Some(failure) = self.lanes[lane].failure() {
+                    (more, self.is_quiet) = (true, false);
+                    self.failed(failure)?;
+                }
+                // The next call to rmaProgress handles what has arrived meanwhile.
+                more |= count == BATCH;
+                self.is_quiet &= count == 0;
                 self.lanes[lane].refill()?;
             }
             self.apply()?;
             self.acknowledge()?;
-            while let Some((peer, message)) = self.departure.next(|peer| self.requests.is_under_way(peer)) {
+            while let Some((peer, message)) = self.departure.next(|peer| self.waits.is_under_way(peer)) {
                 self.tell(peer, message)?;
             }
             if !more {
@@ -453,39 +498,56 @@ impl Engine {
         Ok(())
     }
 
-    fn event(&mut self, lane: usize, event: Event<Note>) -> DataResult<()> {
+    #[inline(always)]
+    fn complete(&mut self, request: Request, stream: StreamId, put: Option<u32>) -> DataResult<()> {
+        self.part_done(request, stream.peer);
+        if let Some(group) = put
+            && self.outbound(stream).stream.put_done(group)
+        {
+            self.release(stream)?;
+        }
+        Ok(())
+    }
+
+    /// Sends the signals that no longer have to wait.
+    #[inline(never)]
+    fn release(&mut self, stream: StreamId) -> DataResult<()> {
+        while let Some(signal) = self.outbound(stream).stream.release() {
+            self.send(stream, signal, false)?;
+        }
+        Ok(())
+    }
+
+    #[inline(never)]
+    fn event(&mut self, lane: usize, event: Event) -> DataResult<()> {
         match event {
-            Event::Done(Note::Part { request, stream, put, .. }) => {
-                self.waits.note(stream.peer);
-                self.requests.part_done(request, stream.peer);
-                if let Some(group) = put
-                    && self.outbound(stream).stream.put_done(group)
-                {
-                    while let Some(signal) = self.outbound(stream).stream.release() {
-                        self.send(stream, signal, false)?;
-                    }
-                }
-            }
+            Event::Done(Note::Part { request, stream, put }) => self.complete(request, stream, put)?,
             Event::Done(Note::Word(at)) => {
                 self.writes[at].take().into_iter().for_each(|write| self.inbound.written(write))
             }
             Event::Done(Note::Acknowledgement) => {}
             Event::Done(Note::Departure(peer)) => self.departure.sent(peer),
-            Event::Failed(failed) => return self.failed(&failed.0, &failed.1),
             Event::Landed(data) => self.inbound.landed(data),
             Event::Message { slot, len } => match self.lanes[lane].message(slot, len) {
                 None => self.inbound.refuse(&format!("a message of {len} bytes")),
                 Some(record) => self.record(&record)?,
             },
-            Event::Refused(what) => self.inbound.refuse(&what),
         }
         Ok(())
     }
 
-    fn failed(&mut self, post: &Post<Note>, error: &CompletionError) -> DataResult<()> {
+    #[cold]
+    fn failed(&mut self, failure: Failure) -> DataResult<()> {
         let rank = self.ranks.rank;
-        let (what, peer) = match post.note {
-            Note::Part { stream, .. } => (post.access.name(), stream.peer),
+        let (access, note, error) = match failure {
+            Failure::Operation(access, note, error) => (access, note, error),
+            Failure::Receive(error) => {
+                self.inbound.refuse(&format!("a receive that failed: {}", error.text));
+                return Ok(());
+            }
+        };
+        let (what, peer) = match note {
+            Note::Part { stream, .. } => (access.name(), stream.peer),
             Note::Word(_) => ("write of a signal", rank),
             // A peer whose signals have all been applied may be gone, and needs no acknowledgement.
             Note::Acknowledgement => return Ok(()),
@@ -534,7 +596,7 @@ impl Engine {
             let remote = write.memory.own().remote(rail, write.offset);
             let post =
                 Post { access: Access::Write, peer: rank, len, remote, note: Note::Word(at), more_follows: false };
-            self.lanes[rail].post_bytes(post, write.sum.as_bytes())?;
+            self.lanes[rail].post(post, Local::Bytes(&padded(&write.sum)))?;
             self.writes.push(Some(write));
         }
         Ok(())
@@ -545,7 +607,7 @@ impl Engine {
             let record = self.acknowledgement(stream, number);
             let lane = self.next_rail();
             let post = message_post(Access::Message, stream.peer, Note::Acknowledgement);
-            self.lanes[lane].post_bytes(post, record.as_bytes())?;
+            self.lanes[lane].post(post, Local::Bytes(&padded(&record)))?;
         }
         Ok(())
     }
@@ -554,7 +616,7 @@ impl Engine {
     fn tell(&mut self, peer: usize, message: Message) -> DataResult<()> {
         let record = Record { kind: message.kind(), ..self.acknowledgement(StreamId { peer, context: 0 }, 0) };
         let post = message_post(Access::ConfirmedMessage, peer, Note::Departure(peer));
-        self.lanes[0].post_bytes(post, record.as_bytes())
+        self.lanes[0].post(post, Local::Bytes(&padded(&record)))
     }
 
     /// Does one step of `destroyContext`'s wait for everything that is under way between this rank and the others (see
@@ -573,13 +635,13 @@ impl Engine {
         };
         self.ranks.has_failed.store(true, Ordering::Relaxed);
         let rank = self.ranks.rank;
-        let undelivered: Vec<_> = self.requests.under_way().collect();
+        let undelivered: Vec<_> = self.waits.under_way().collect();
         let awaited: Vec<_> = self.departure.awaited().collect();
         if !undelivered.is_empty() {
             crate::warn!(
                 "rank {rank} destroyed a context with {} undelivered parts of requests to {}: {why}; check that these ranks still run and \
                  poll the context",
-                self.requests.parts(),
+                self.waits.parts(),
                 ranks_text(undelivered.into_iter())
             );
         } else if awaited.is_empty() {
@@ -599,7 +661,7 @@ impl Engine {
     }
 
     fn leave(&mut self) -> DataResult<bool> {
-        if self.requests.under_way().next().is_some() {
+        if self.waits.under_way().next().is_some() {
             return Ok(false);
         }
         self.departure.leave();
@@ -618,14 +680,21 @@ impl Engine {
     }
 
     /// Returns the lanes of a context that is being destroyed: they take peers' late traffic, and nothing reads it.
-    pub fn retire(mut self) -> Vec<Lane<Note>> {
+    pub fn retire(mut self) -> Vec<Lane> {
         self.lanes.iter_mut().for_each(Lane::retire);
         self.lanes
     }
 }
 
-fn message_post(access: Access, peer: usize, note: Note) -> Post<Note> {
+fn message_post(access: Access, peer: usize, note: Note) -> Post {
     Post { access, peer, len: size_of::<Record>(), remote: (0, 0), note, more_follows: false }
+}
+
+/// Returns the bytes of a message or word, and zeros.
+fn padded(value: &(impl IntoBytes + Immutable)) -> [u8; SLOT] {
+    let mut bytes = [0; SLOT];
+    bytes[..size_of_val(value)].copy_from_slice(value.as_bytes());
+    bytes
 }
 
 fn lost_text(rank: usize, lost: usize) -> String {

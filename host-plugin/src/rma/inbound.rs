@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use super::departure::Message;
-use super::memory::{Registered, WordWrite};
+use super::memory::{Memory, Registered, WordWrite};
 use super::record::{self, Immediate, Record};
 use super::stream::{Arrived, Incoming, OutOfWindow, StreamId};
 use super::words::Word;
@@ -21,9 +21,12 @@ use std::sync::Arc;
 const WAITING_MAX: usize = 1024;
 
 /// An addition that a peer asked for.
+#[derive(Clone, Copy)]
 struct Addition {
-    stream: StreamId,
-    word: Word,
+    /// The stream's place, and the number of the word's registration.
+    stream: u32,
+    memory: u32,
+    offset: u64,
     value: u64,
 }
 
@@ -95,13 +98,17 @@ impl Inbound {
             return self.refuse(&format!("immediate data {data:#x} that names no rank and context"));
         }
         let from = StreamId { peer, context };
+        let place = from.place(self.nranks) as u32;
         self.step(from, |stream, additions| {
             let word = match entry.checked_sub(1) {
                 Some(at) => Some(stream.words.get(at as usize).copied().flatten().ok_or(OutOfWindow)?),
                 None => None,
             };
-            let addition = |word| Addition { stream: from, word, value: 1 };
-            let signal = word.map(|word: Word| Arrived { has_put: true, strong: word.strong, signal: addition(word) });
+            let signal = word.map(|Word { memory, offset, strong }| Arrived {
+                has_put: true,
+                strong,
+                signal: Addition { stream: place, memory, offset, value: 1 },
+            });
             stream.incoming.land(low, signal, |addition| additions.push_back(addition))
         });
     }
@@ -122,7 +129,9 @@ impl Inbound {
             kind @ (record::SIGNAL | record::SIGNAL_OF_PUT) => {
                 let strong = record.strong != 0;
                 let word = Word { memory: record.memory.get(), offset: record.offset.get(), strong };
-                let signal = Addition { stream, word, value: record.value.get() };
+                let place = stream.place(self.nranks) as u32;
+                let signal =
+                    Addition { stream: place, memory: word.memory, offset: word.offset, value: record.value.get() };
                 let arrived = Arrived { has_put: kind == record::SIGNAL_OF_PUT, strong, signal };
                 self.step(stream, |stream, additions| {
                     stream.incoming.arrive(number, arrived, |addition| additions.push_back(addition))?;
@@ -172,11 +181,12 @@ impl Inbound {
         let (mut writes, mut of_streams) = (BTreeMap::new(), BTreeMap::new());
         let mut refused = None;
         let mut added = 0;
-        while let Some(&Addition { stream, word: Word { memory: number, offset, .. }, value }) = self.additions.front()
-        {
-            let memory = registered.get(&number);
+        let mut last: Option<&Arc<Memory>> = None;
+        while let Some(&Addition { stream, memory: number, offset, value }) = self.additions.front() {
+            let memory = last.filter(|last| last.number == number).or_else(|| registered.get(&number));
+            last = memory;
             match memory.and_then(|memory| Some((memory, memory.own().word(offset)?))) {
-                None => refused = Some((stream.peer, offset)),
+                None => refused = Some((stream as usize % self.nranks, offset)),
                 Some((memory, address)) if !memory.has_sums() => {
                     if !writes.is_empty() {
                         break;

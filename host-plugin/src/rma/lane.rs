@@ -5,6 +5,8 @@
 use super::memory::Memory;
 use super::ranks::Ranks;
 use super::record::Record;
+use super::requests::Request;
+use super::stream::StreamId;
 use crate::device::{Device, DeviceBuffer, DeviceKind, Use};
 use crate::error::{DataResult, Error};
 use crate::memory::region_of;
@@ -17,7 +19,6 @@ use ferrogin_libfabric::{
 };
 use std::collections::VecDeque;
 use std::ffi::c_void;
-use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
 use zerocopy::FromBytes;
@@ -34,9 +35,9 @@ const DEPTH: usize = 512;
 /// Maximum receives. A signal takes one, or two on cards where writes with immediate data take one as well.
 const RECEIVES: usize = 512;
 /// Size of a record's slot in bytes.
-const SLOT: usize = 64;
+pub const SLOT: usize = 64;
 /// Completions read from the queue at once.
-const BATCH: usize = 32;
+pub const BATCH: usize = 32;
 /// Operations that may be written to a queue before its doorbell is rung.
 const DOORBELL_BATCH: usize = 16;
 
@@ -68,59 +69,89 @@ impl Access {
     }
 }
 
-/// An operation. `N` is what its owner notes about it.
+/// What an operation belongs to.
 #[derive(Clone, Copy)]
-pub struct Post<N> {
+pub enum Note {
+    /// A part of a request. `put` is the group in the stream of a put without a number.
+    Part { request: Request, stream: StreamId, put: Option<u32> },
+    /// An acknowledgement.
+    Acknowledgement,
+    /// A message to this peer that nothing is under way to it.
+    Departure(usize),
+    /// One of the engine's `writes`.
+    Word(usize),
+}
+
+/// An operation.
+#[derive(Clone, Copy)]
+pub struct Post {
     pub access: Access,
     pub peer: usize,
     pub len: usize,
     /// The address and key of the peer's memory; unused by messages.
     pub remote: (u64, u64),
-    pub note: N,
+    pub note: Note,
     /// Another operation follows right away.
     pub more_follows: bool,
 }
 
+/// This rank's bytes.
+#[derive(Clone, Copy)]
+pub enum Local<'a> {
+    /// At an offset in memory, which stays registered until the operation completes.
+    Memory(&'a Arc<Memory>, u64),
+    /// These, which the operation copies.
+    Bytes(&'a [u8; SLOT]),
+}
+
 /// What a lane reports.
-pub enum Event<N> {
+#[derive(Clone, Copy)]
+pub enum Event {
     /// An operation has completed: its source may be reused, and, unless the rail keeps order, its bytes have landed.
-    Done(N),
-    /// An operation has failed.
-    Failed(Box<(Post<N>, CompletionError)>),
+    Done(Note),
     /// A peer's write with this immediate data has landed.
     Landed(u32),
     /// A peer's message, which [`Lane::message`] returns.
-    Message { slot: u32, len: usize },
-    /// A receive that failed.
-    Refused(String),
+    Message { slot: usize, len: usize },
 }
 
-/// What a context belongs to.
-#[derive(Debug, Clone, Copy)]
-enum Owner {
-    Operation(usize),
-    Receive(u32),
+/// What a lane reports last.
+pub enum Failure {
+    /// An operation's.
+    Operation(Access, Note, CompletionError),
+    /// A receive's.
+    Receive(CompletionError),
 }
 
-/// A place for an operation, from its post to its completion.
-struct Operation<N> {
-    context: Box<Context<Owner>>,
-    /// `None` while the place is free.
-    post: Option<Post<N>>,
-    /// Where its bytes are; if it's `None`, they are in `bytes` and, while libfabric has the operation, in a slot.
+/// An operation that waits for room, with the memory or the bytes of its [`Local`].
+struct Queued {
+    post: Post,
     memory: Option<(Arc<Memory>, u64)>,
     bytes: [u8; SLOT],
-    slot: u32,
+}
+
+/// An operation in flight, in the slot with its number.
+#[derive(Clone)]
+struct Operation {
+    /// The context's pointer for libfabric.
+    context: *mut c_void,
+    access: Access,
+    /// `None` while the place is free.
+    note: Option<Note>,
+    /// The number of the memory that has its bytes, which its owner knows until it calls [`Lane::keep`].
+    memory: Option<u32>,
+    kept: Option<Arc<Memory>>,
+    /// The next free place.
+    next: usize,
 }
 
 /// The endpoint; see the [module](self).
-pub struct Lane<N> {
+pub struct Lane {
     // Dropped first: once it's closed, no operation uses the fields that follow.
     endpoint: Endpoint,
     cq: Arc<CompletionQueue>,
-    /// Completions, those of them that [`next`](Self::next) hasn't returned, and the failure behind them.
+    /// Completions, and the failure behind them.
     batch: [Completion; BATCH],
-    unread: Range<usize>,
     failure: Option<CompletionError>,
     write: Rma,
     read: Rma,
@@ -129,35 +160,37 @@ pub struct Lane<N> {
     rail: usize,
     // Dropped after the endpoint, when no operation to a peer is outstanding.
     peers: Peers,
-    operations: Vec<Operation<N>>,
-    /// Places in `operations` that nothing uses.
-    free: Vec<usize>,
-    /// Operations that libfabric hasn't accepted yet, in order.
-    queue: VecDeque<usize>,
-    /// How many more operations may be in flight.
+    operations: Box<[Operation]>,
+    /// The first free place; the number of operations if none is free.
+    free: usize,
+    /// The number of free places.
     room: usize,
-    receives: Box<[Context<Owner>]>,
-    /// Receives that libfabric hasn't accepted yet.
-    unposted: Vec<u32>,
+    /// Operations that libfabric hasn't accepted yet, in order.
+    queue: VecDeque<Queued>,
+    /// The slots of receives that libfabric hasn't accepted yet.
+    unposted: Vec<usize>,
     rank: usize,
-    keeps_order: bool,
     /// The flags with which a write's or message's completion means that its bytes have landed.
     level: u64,
+    /// Those of a write to another rank.
+    write_level: u64,
     /// Whether peers' writes with immediate data take receives.
     writes_take_receives: bool,
     /// For FERROGIN_METRICS.
     pub counts: Arc<RmaCounts>,
     region: MemoryRegion,
-    /// A slot for each receive, and those for the bytes of operations in flight.
-    slots: Box<dyn DeviceBuffer>,
-    free_slots: Vec<u32>,
+    /// By slot.
+    contexts: Box<[Context<usize>]>,
+    /// A slot for each operation in flight, and behind them one for each receive.
+    base: *mut u8,
+    _slots: Box<dyn DeviceBuffer>,
 }
 
 // SAFETY: the function pointers point to provider code, which any thread may call; `&mut self` keeps other uses in one
 // thread.
-unsafe impl<N: std::marker::Send> std::marker::Send for Lane<N> {}
+unsafe impl std::marker::Send for Lane {}
 
-impl<N: Copy> Lane<N> {
+impl Lane {
     /// Opens and enables an endpoint on rail `index`, and posts its receives. If the rail keeps operations in order, a
     /// write to a peer completes once its source may be reused.
     ///
@@ -199,11 +232,16 @@ impl<N: Copy> Lane<N> {
         let access = bindings::FI_SEND | bindings::FI_RECV | bindings::FI_WRITE;
         // SAFETY: the lane drops the region before the memory, and holds no reference into it.
         let region = unsafe { rail.register(memory, kind, access, "registering messages of an RMA context") }?;
+        let level = completion_level(&info);
+        let contexts: Box<[Context<usize>]> = (0..depth + receives).map(Context::new).collect();
+        let free = |(next, context): (usize, &Context<usize>)| {
+            let context = context.as_ptr();
+            Operation { context, access: Access::Write, note: None, memory: None, kept: None, next }
+        };
         let mut this = Self {
             endpoint,
             cq,
             batch: [Completion::EMPTY; BATCH],
-            unread: 0..0,
             failure: None,
             write,
             read,
@@ -211,20 +249,20 @@ impl<N: Copy> Lane<N> {
             recv,
             rail: index,
             peers: Peers::new(&av),
-            operations: Vec::new(),
-            free: Vec::new(),
-            queue: VecDeque::new(),
+            operations: (1..=depth).zip(&contexts).map(free).collect(),
+            free: 0,
             room: depth,
-            receives: (0..receives as u32).map(|at| Context::new(Owner::Receive(at))).collect(),
-            unposted: (0..receives as u32).rev().collect(),
+            queue: VecDeque::new(),
+            unposted: (depth..depth + receives).rev().collect(),
             rank: ranks.rank,
-            keeps_order: ranks.keep_order(),
-            level: completion_level(&info),
+            level,
+            write_level: if ranks.keep_order() { 0 } else { level },
             writes_take_receives: (info.mode() | info.rx_mode()) & bindings::FI_RX_CQ_DATA != 0,
             counts: Arc::default(),
             region,
-            slots,
-            free_slots: (receives as u32..(receives + depth) as u32).collect(),
+            contexts,
+            base: slots.host_address().unwrap_or(ptr::null_mut()),
+            _slots: slots,
         };
         this.post_receives()?;
         Ok(this)
@@ -249,49 +287,28 @@ impl<N: Copy> Lane<N> {
         self.peers.insert(address)
     }
 
-    /// Posts an operation, unless another one follows right away. What libfabric has no room for waits. This rank's
-    /// bytes are in memory at an offset; it stays registered until the operation completes.
+    /// Posts an operation, unless another one follows right away. What libfabric has no room for waits. The caller
+    /// holds the memory until the operation completes or it calls [`keep`](Self::keep).
     ///
     /// # Errors
     /// libfabric refuses an operation.
     #[inline(always)]
-    pub fn post(&mut self, post: Post<N>, memory: &Arc<Memory>, offset: u64) -> DataResult<()> {
-        let at = self.place(post);
-        self.operations[at].memory = Some((memory.clone(), offset));
-        self.submit(at, post)
-    }
-
-    /// Posts an operation in the same way with these bytes, which fit into a slot.
-    ///
-    /// # Errors
-    /// libfabric refuses an operation.
-    pub fn post_bytes(&mut self, post: Post<N>, bytes: &[u8]) -> DataResult<()> {
-        let at = self.place(post);
-        self.operations[at].bytes[..bytes.len()].copy_from_slice(bytes);
-        self.submit(at, post)
-    }
-
-    #[inline(always)]
-    fn place(&mut self, post: Post<N>) -> usize {
-        let at = self.free.pop().unwrap_or_else(
-            #[cold]
-            || {
-                let context = Box::new(Context::new(Owner::Operation(self.operations.len())));
-                self.operations.push(Operation { context, post: None, memory: None, bytes: [0; SLOT], slot: 0 });
-                self.operations.len() - 1
-            },
-        );
-        self.operations[at].post = Some(post);
-        at
-    }
-
-    #[inline(always)]
-    fn submit(&mut self, at: usize, post: Post<N>) -> DataResult<()> {
-        if !post.more_follows && self.queue.is_empty() && self.start(at, post, 0)? {
+    pub fn post(&mut self, post: Post, local: Local<'_>) -> DataResult<()> {
+        if !post.more_follows && self.queue.is_empty() && self.start(post, local, 0)? {
             return Ok(());
         }
-        self.queue.push_back(at);
-        if post.more_follows && self.queue.len() < DOORBELL_BATCH { Ok(()) } else { self.flush() }
+        let (memory, bytes) = match local {
+            Local::Memory(memory, offset) => (Some((memory.clone(), offset)), [0; SLOT]),
+            Local::Bytes(bytes) => (None, *bytes),
+        };
+        self.enqueue(Queued { post, memory, bytes })
+    }
+
+    #[inline(never)]
+    fn enqueue(&mut self, queued: Queued) -> DataResult<()> {
+        let more_follows = queued.post.more_follows;
+        self.queue.push_back(queued);
+        if more_follows && self.queue.len() < DOORBELL_BATCH { Ok(()) } else { self.flush() }
     }
 
     /// Posts as many queued operations as there is room for.
@@ -301,11 +318,15 @@ impl<N: Copy> Lane<N> {
     pub fn flush(&mut self) -> DataResult<()> {
         while let batch @ 1.. = self.queue.len().min(self.room).min(DOORBELL_BATCH) {
             for left in (0..batch).rev() {
-                let more = if left > 0 { bindings::FI_MORE } else { 0 };
-                match self.queue.front().and_then(|at| Some((*at, self.operations[*at].post?))) {
-                    Some((at, post)) if self.start(at, post, more)? => self.queue.pop_front(),
-                    _ => return Ok(()),
+                let Some(queued) = self.queue.pop_front() else { break };
+                let local = match &queued.memory {
+                    Some((memory, offset)) => Local::Memory(memory, *offset),
+                    None => Local::Bytes(&queued.bytes),
                 };
+                if !self.start(queued.post, local, if left > 0 { bindings::FI_MORE } else { 0 })? {
+                    self.queue.push_front(queued);
+                    return Ok(());
+                }
             }
         }
         Ok(())
@@ -314,30 +335,25 @@ impl<N: Copy> Lane<N> {
     /// Hands an operation to libfabric; returns false if there is no room. With `more`, which is `FI_MORE` or 0, the
     /// doorbell may wait for the next operation.
     #[inline(always)]
-    fn start(&mut self, at: usize, post: Post<N>, more: u64) -> DataResult<bool> {
-        if self.room == 0 {
-            return Ok(false);
-        }
-        let Post { access, peer, len, remote: (remote, key), .. } = post;
-        let operation = &mut self.operations[at];
-        let (mut descriptor, iov_base) = match &operation.memory {
-            Some((memory, offset)) => memory.local(self.rail, *offset),
-            None => {
-                let Some(&slot) = self.free_slots.last() else { return Ok(false) };
-                let bytes = slot_at(&*self.slots, slot);
-                // SAFETY: the slot lies in `slots`, and no operation in flight has it, so the card isn't reading it
-                // now.
-                unsafe { bytes.cast::<[u8; SLOT]>().write_volatile(operation.bytes) };
-                operation.slot = slot;
-                (self.region.descriptor(), bytes.cast())
+    fn start(&mut self, post: Post, local: Local<'_>, more: u64) -> DataResult<bool> {
+        let at = self.free;
+        let Some(operation) = self.operations.get_mut(at) else { return Ok(false) };
+        let Post { access, peer, len, remote: (remote, key), note, .. } = post;
+        let (mut descriptor, iov_base) = match local {
+            Local::Memory(memory, offset) => memory.local(self.rail, offset),
+            Local::Bytes(bytes) => {
+                let slot = self.base.wrapping_add(at * SLOT);
+                // SAFETY: the slot lies in `_slots`, and its operation isn't in flight, so the card isn't reading it.
+                unsafe { slot.cast::<[u8; SLOT]>().write_volatile(*bytes) };
+                (self.region.descriptor(), slot.cast())
             }
         };
         let (iov, remote) = (iovec { iov_base, iov_len: len }, fi_rma_iov { addr: remote, len, key });
         let (msg_iov, desc, iov_count, rma_iov) = (&raw const iov, &raw mut descriptor, 1, &raw const remote);
-        let (endpoint, context) = (self.endpoint.as_ptr(), operation.context.as_ptr());
+        let (endpoint, context) = (self.endpoint.as_ptr(), operation.context);
         let addr = self.peers.numbers()[peer].0;
         // NCCL puts to its own rank to make sure that what came before has landed.
-        let level = if self.keeps_order && peer != self.rank { 0 } else { self.level };
+        let level = if peer == self.rank { self.level } else { self.write_level };
         let (call, flags, data) = match access {
             Access::Write => ("fi_writemsg", level, 0),
             Access::WriteData(data) => ("fi_writemsg", level | bindings::FI_REMOTE_CQ_DATA, u64::from(data)),
@@ -355,25 +371,33 @@ impl<N: Copy> Lane<N> {
         } else {
             let function = if access == Access::Read { self.read } else { self.write };
             let message = fi_msg_rma { msg_iov, desc, iov_count, addr, rma_iov, rma_iov_count: 1, context, data };
-            // SAFETY: the endpoint is open, and the message and its vectors outlive the call. `operation` keeps the
-            // memory registered until it has completed, and no other operation uses the context.
+            // SAFETY: the endpoint is open, and the message and its vectors outlive the call. The caller of `post` or,
+            // after `keep`, the operation keeps the memory registered until the operation has completed. No other
+            // operation uses the slot or the context.
             unsafe { function(endpoint, &message, flags | more) }
         };
         if code != 0 {
             return accepted(self.endpoint.domain().library(), call, code);
         }
-        if operation.memory.is_none() {
-            self.free_slots.pop();
-        }
+        (operation.access, operation.note) = (access, Some(note));
+        operation.memory = match local {
+            Local::Memory(memory, _) => Some(memory.number),
+            Local::Bytes(_) => None,
+        };
+        self.free = operation.next;
         self.room -= 1;
         self.counts.posts.add(1);
         self.counts.bytes.add(if is_message { 0 } else { len as u64 });
         Ok(true)
     }
 
+    fn slot(&self, at: usize) -> *mut u8 {
+        self.base.wrapping_add(at * SLOT)
+    }
+
     fn post_receives(&mut self) -> DataResult<()> {
         while let Some(&at) = self.unposted.last() {
-            let (slot, context) = (slot_at(&*self.slots, at).cast(), self.receives[at as usize].as_ptr());
+            let (slot, context) = (self.slot(at).cast(), self.contexts[at].as_ptr());
             let (endpoint, descriptor) = (self.endpoint.as_ptr(), self.region.descriptor());
             let any = bindings::FI_ADDR_UNSPEC;
             // SAFETY: the endpoint is open. The slot is registered and stays until the endpoint is closed, and no other
@@ -387,51 +411,41 @@ impl<N: Copy> Lane<N> {
         Ok(())
     }
 
-    /// Reads completions, for [`next`](Self::next), and drives the provider's progress. Returns true if there may be
-    /// more.
+    /// Reads completions for [`event`](Self::event) and [`failure`](Self::failure), and drives the provider's progress.
+    /// Returns how many there are; if it's [`BATCH`] or there is a failure, there may be more.
     ///
     /// # Errors
     /// The completion queue fails.
-    pub fn read(&mut self) -> DataResult<bool> {
+    pub fn read(&mut self) -> DataResult<usize> {
         let fail = || Error::fabric("reading the completions of an RMA context");
         Ok(match self.cq.read(&mut self.batch).map_err(fail())? {
-            Read::Entries(count) => {
-                self.unread = 0..count;
-                // The next call to rmaProgress handles what has arrived meanwhile.
-                count == BATCH
-            }
+            Read::Entries(count) => count,
             Read::Failure => {
                 self.failure = self.cq.read_error().map_err(fail())?;
-                true
+                0
             }
         })
     }
 
-    /// Returns what the next completion reports.
+    /// Returns what a completion reports, if anything.
     #[inline(always)]
-    pub fn next(&mut self) -> Option<Event<N>> {
-        while let Some(completion) = self.unread.next().and_then(|at| self.batch.get(at)) {
-            let Completion { context, flags, len, data, .. } = *completion;
-            let own = bindings::FI_WRITE | bindings::FI_READ | bindings::FI_SEND;
-            let landed = flags & bindings::FI_REMOTE_CQ_DATA != 0 && flags & own == 0;
+    pub fn event(&mut self, at: usize) -> Option<Event> {
+        let Completion { context, flags, len, data, .. } = self.batch[at];
+        let (slot, own) = (|| slot_of(context), bindings::FI_WRITE | bindings::FI_READ | bindings::FI_SEND);
+        if flags & bindings::FI_REMOTE_CQ_DATA != 0 && flags & own == 0 {
             // A peer's write completes with a receive's context, or an undefined one.
-            let owner = if landed && !self.writes_take_receives { None } else { owner(context) };
-            if let Some(Owner::Receive(at)) = owner {
-                self.unposted.push(at);
-            }
-            match owner {
-                _ if landed => return Some(Event::Landed(data as u32)),
-                Some(Owner::Receive(slot)) => return Some(Event::Message { slot, len }),
-                Some(Owner::Operation(at)) => {
-                    if let Some(note) = self.take(at) {
-                        self.counts.completions.add(1);
-                        return Some(Event::Done(note));
-                    }
-                }
-                None => {}
-            }
+            let receive = if self.writes_take_receives { slot() } else { None };
+            self.unposted.extend(receive.filter(|slot| *slot >= self.operations.len()));
+            return Some(Event::Landed(data as u32));
         }
-        self.failure.take().and_then(|failure| self.fail(failure))
+        let slot = slot()?;
+        if slot >= self.operations.len() {
+            self.unposted.push(slot);
+            return Some(Event::Message { slot, len });
+        }
+        let note = self.take(slot)?;
+        self.counts.completions.add(1);
+        Some(Event::Done(note))
     }
 
     /// Posts what is waiting.
@@ -447,61 +461,61 @@ impl<N: Copy> Lane<N> {
 
     /// Frees a completed operation's place.
     #[inline(always)]
-    fn take(&mut self, at: usize) -> Option<N> {
+    fn take(&mut self, at: usize) -> Option<Note> {
         let operation = self.operations.get_mut(at)?;
-        let note = operation.post.as_ref()?.note;
-        operation.post = None;
-        if operation.memory.take().is_none() {
-            self.free_slots.push(operation.slot);
-        }
-        self.free.push(at);
+        operation.note.as_ref()?;
+        operation.kept = None;
+        let note = operation.note?;
+        operation.note = None;
+        operation.next = std::mem::replace(&mut self.free, at);
         self.room += 1;
         Some(note)
     }
 
+    /// Keeps memory registered until the operations in flight that use it have completed.
+    pub fn keep(&mut self, memory: &Arc<Memory>) {
+        for operation in self.operations.iter_mut().filter(|operation| operation.memory == Some(memory.number)) {
+            operation.kept = operation.note.map(|_| memory.clone());
+        }
+    }
+
     /// Returns the message in a slot, until [`refill`](Self::refill); `None` if it isn't a record.
-    pub fn message(&self, slot: u32, len: usize) -> Option<Record> {
-        // SAFETY: the slot lies in `slots`, and its receive has completed.
-        let bytes = unsafe { slot_at(&*self.slots, slot).cast::<[u8; SLOT]>().read_volatile() };
+    pub fn message(&self, slot: usize, len: usize) -> Option<Record> {
+        // SAFETY: the slot lies in `_slots`, and its receive has completed.
+        let bytes = unsafe { self.slot(slot).cast::<[u8; SLOT]>().read_volatile() };
         Record::read_from_bytes(bytes.get(..len)?).ok()
     }
 
-    #[cold]
-    fn fail(&mut self, failure: CompletionError) -> Option<Event<N>> {
-        match owner(failure.context)? {
-            // The endpoint has failed: its receives are cancelled, and its operations say why.
-            Owner::Receive(_) if failure.code == bindings::FI_ECANCELED => None,
-            Owner::Receive(at) => {
-                self.unposted.push(at);
-                Some(Event::Refused(format!("a receive that failed: {}", failure.text)))
-            }
-            Owner::Operation(at) => {
-                let post = self.operations.get(at)?.post?;
-                self.take(at)?;
-                self.counts.errors.add(1);
-                Some(Event::Failed(Box::new((post, failure))))
-            }
+    /// Returns the failure that [`read`](Self::read) found, if any.
+    pub fn failure(&mut self) -> Option<Failure> {
+        let failure = self.failure.take()?;
+        let slot = slot_of(failure.context)?;
+        if let Some(access) = self.operations.get(slot).map(|operation| operation.access) {
+            let note = self.take(slot)?;
+            self.counts.errors.add(1);
+            return Some(Failure::Operation(access, note, failure));
         }
+        // Once the endpoint has failed, its receives are cancelled, and its operations say why.
+        (failure.code != bindings::FI_ECANCELED).then(|| {
+            self.unposted.push(slot);
+            Failure::Receive(failure)
+        })
     }
 
     /// Drops the operations that were never posted, and releases what those in flight hold.
     pub fn retire(&mut self) {
         self.queue.clear();
         for operation in &mut self.operations {
-            (operation.memory, operation.post) = (None, None);
+            (operation.kept, operation.note) = (None, None);
         }
     }
 }
 
-/// Returns what an operation's or receive's context belongs to; `None` for completions without one.
-fn owner(context: *mut c_void) -> Option<Owner> {
+/// Returns the slot of an operation's or receive's context; `None` for completions without one.
+fn slot_of(context: *mut c_void) -> Option<usize> {
     // SAFETY: the provider's context is null or that of one of this lane's operations or receives, and those live until
     // the endpoint is closed.
     (!context.is_null()).then(|| unsafe { Context::note(context) })
-}
-
-fn slot_at(slots: &dyn DeviceBuffer, at: u32) -> *mut u8 {
-    slots.host_address().map_or(ptr::null_mut(), |base| base.wrapping_add(at as usize * SLOT))
 }
 
 /// Tells the fabric `efa` not to call the CUDA driver. On the first transfer of a region of GPU memory it would

@@ -59,8 +59,9 @@ impl Peer {
     }
 
     /// Returns whether `size` bytes at `offset` are inside.
+    #[inline(always)]
     pub fn has(&self, offset: u64, size: u64) -> bool {
-        offset.checked_add(size).is_some_and(|end| end <= self.size)
+        size <= self.size.saturating_sub(offset)
     }
 
     /// Returns the address of the 8-byte word at `offset`, if it is inside and aligned.
@@ -123,11 +124,8 @@ impl Memory {
             let regions = ranks.rails.iter().map(register).collect::<Result<Vec<_>, _>>()?;
             let keys =
                 |(rail, region): (&super::rail::Rail, &MemoryRegion)| (rail.remote_base(data as u64), region.key());
-            let own = Peer {
-                base: data as u64,
-                size: size as u64,
-                keys: ranks.rails.iter().zip(&regions).map(keys).collect(),
-            };
+            let keys = ranks.rails.iter().zip(&regions).map(keys).collect();
+            let own = Peer { base: data as u64, size: size as u64, keys };
             let adds = ranks.device.adds(data, size, source.ptr_type);
             let by_card = adds != Adds::Cpu && source.flags & MR_FLAG_SIGNAL_NEVER_RESET != 0;
             // Any registration may hold signal words, but NCCL marks its own, which kernels may reset.
@@ -154,7 +152,8 @@ impl Memory {
     /// Returns memory of rank 0 without a card, which only signals reach.
     #[cfg(test)]
     pub fn of_rank_0(number: u32, base: u64, size: u64, by_card: bool) -> Arc<Self> {
-        let (own, peers, sums) = (Peer { base, size, keys: Vec::new() }, OnceLock::new(), by_card.then(Mutex::default));
+        let own = Peer { base, size, keys: Vec::new() };
+        let (peers, sums) = (OnceLock::new(), by_card.then(Mutex::default));
         Arc::new(Self { number, comm: 0, adds: Adds::Cpu, own, peers, sums, _mapping: None, regions: Vec::new() })
     }
 
@@ -248,6 +247,7 @@ pub struct Memories(Vec<Option<(usize, Arc<Memory>)>>);
 
 impl Memories {
     /// Returns the memory with this handle, if calls have named it.
+    #[inline(always)]
     pub fn get(&self, handle: usize) -> Option<&Arc<Memory>> {
         let (known, memory) = self.0.get(registry::place(handle as *const c_void))?.as_ref()?;
         (*known == handle).then_some(memory)
@@ -269,11 +269,10 @@ impl Memories {
         Ok(())
     }
 
-    /// Forgets memory whose handle has been closed.
-    pub fn forget(&mut self, handle: usize) {
-        if self.get(handle).is_some() {
-            self.0[registry::place(handle as *const c_void)] = None;
-        }
+    /// Forgets memory whose handle has been closed, and returns it if it was known.
+    pub fn forget(&mut self, handle: usize) -> Option<Arc<Memory>> {
+        self.get(handle)?;
+        self.0[registry::place(handle as *const c_void)].take().map(|(_, memory)| memory)
     }
 }
 

@@ -169,7 +169,9 @@ pub struct Incoming<R> {
     base: u32,
     /// Signals from `base` on, some of which may have arrived.
     slots: VecDeque<Slot<R>>,
-    bits: u32,
+    /// The bits of a number that immediate data has.
+    mask: u32,
+    window: u32,
     acknowledged: u32,
 }
 
@@ -177,14 +179,25 @@ pub struct Incoming<R> {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct OutOfWindow;
 
-impl<R> Incoming<R> {
+impl<R: Copy> Incoming<R> {
     /// Creates a stream whose first number is `first`; immediate data has the low `bits` of each number.
     pub fn new(first: u32, bits: u32) -> Self {
-        Self { base: first, slots: VecDeque::new(), bits, acknowledged: first }
+        Self {
+            base: first,
+            slots: VecDeque::new(),
+            mask: u32::MAX >> (32 - bits),
+            window: window(bits),
+            acknowledged: first,
+        }
+    }
+
+    /// Returns whether a signal is the next one, and all that have arrived are applied.
+    fn is_next(&self, offset: u32) -> bool {
+        offset == 0 && self.slots.is_empty()
     }
 
     fn slot(&mut self, offset: u32) -> Result<&mut Slot<R>, OutOfWindow> {
-        if offset >= window(self.bits) {
+        if offset >= self.window {
             return Err(OutOfWindow);
         }
         while self.slots.len() <= offset as usize {
@@ -198,8 +211,15 @@ impl<R> Incoming<R> {
     ///
     /// # Errors
     /// No put with that number is under way.
-    pub fn land(&mut self, low: u32, signal: Option<Arrived<R>>, apply: impl FnMut(R)) -> Result<(), OutOfWindow> {
-        let offset = low.wrapping_sub(self.base) & (u32::MAX >> (32 - self.bits));
+    pub fn land(&mut self, low: u32, signal: Option<Arrived<R>>, mut apply: impl FnMut(R)) -> Result<(), OutOfWindow> {
+        let offset = low.wrapping_sub(self.base) & self.mask;
+        if let Some(arrived) = signal
+            && self.is_next(offset)
+        {
+            self.base = self.base.wrapping_add(1);
+            apply(arrived.signal);
+            return Ok(());
+        }
         let slot = self.slot(offset)?;
         if slot.landed || slot.applied || (signal.is_some() && slot.arrived.is_some()) {
             return Err(OutOfWindow);
@@ -214,11 +234,16 @@ impl<R> Incoming<R> {
     ///
     /// # Errors
     /// No signal with that number is under way.
-    pub fn arrive(&mut self, number: u32, arrived: Arrived<R>, apply: impl FnMut(R)) -> Result<(), OutOfWindow> {
+    pub fn arrive(&mut self, number: u32, arrived: Arrived<R>, mut apply: impl FnMut(R)) -> Result<(), OutOfWindow> {
         if before(number, self.base) {
             return Err(OutOfWindow);
         }
         let offset = number.wrapping_sub(self.base);
+        if self.is_next(offset) && !arrived.has_put {
+            self.base = self.base.wrapping_add(1);
+            apply(arrived.signal);
+            return Ok(());
+        }
         let slot = self.slot(offset)?;
         if slot.applied || slot.arrived.is_some() {
             return Err(OutOfWindow);
@@ -250,7 +275,7 @@ impl<R> Incoming<R> {
 
     /// Returns the acknowledgement that is due, if any: all signals before this number have been applied.
     pub fn acknowledgement(&mut self) -> Option<u32> {
-        let due = self.base.wrapping_sub(self.acknowledged) >= window(self.bits).div_ceil(4);
+        let due = self.base.wrapping_sub(self.acknowledged) >= self.window.div_ceil(4);
         due.then(|| {
             self.acknowledged = self.base;
             self.base

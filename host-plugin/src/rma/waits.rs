@@ -4,6 +4,8 @@ use std::time::{Duration, Instant};
 
 #[derive(Debug, Clone, Copy)]
 struct Wait {
+    /// Parts of requests that haven't completed yet.
+    parts: u64,
     /// The number of the last event.
     event: u64,
     /// The last event that a check saw, and when.
@@ -22,29 +24,60 @@ pub struct Waits {
 impl Waits {
     /// Creates the waits for `nranks` peers, each of which has to make progress within `limit`.
     pub fn new(nranks: usize, limit: Duration, now: Instant) -> Self {
-        Self { limit, events: 0, peers: vec![Wait { event: 0, seen: 0, since: now }; nranks] }
+        Self { limit, events: 0, peers: vec![Wait { parts: 0, event: 0, seen: 0, since: now }; nranks] }
     }
 
-    /// Notes that a peer's first request has started, or that a request to it has made progress.
+    /// Notes that a part of a request to a peer has started. If it's the only one, that's an event.
+    #[inline(always)]
+    pub fn part_started(&mut self, peer: usize) {
+        if self.peers[peer].parts == 0 {
+            self.note(peer);
+        }
+        self.peers[peer].parts += 1;
+    }
+
+    /// Notes that a part has completed.
+    #[inline(always)]
+    pub fn part_done(&mut self, peer: usize) {
+        self.note(peer);
+        self.peers[peer].parts -= 1;
+    }
+
+    /// Notes that a request to a peer has made progress.
+    #[inline(always)]
     pub fn note(&mut self, peer: usize) {
         self.events += 1;
         self.peers[peer].event = self.events;
     }
 
-    /// Returns a peer whose requests have made no progress for too long, if there is one among those `under_way`. The
-    /// time begins with the first check after its last event. If there are several, requests to the one with the
-    /// earliest event may hold up the others.
-    pub fn expired(&mut self, now: Instant, under_way: impl Iterator<Item = usize>) -> Option<usize> {
-        let mut expired = Vec::new();
-        for peer in under_way {
-            let wait = &mut self.peers[peer];
+    /// Returns true if a request to this peer is incomplete.
+    pub fn is_under_way(&self, peer: usize) -> bool {
+        self.peers[peer].parts > 0
+    }
+
+    /// Returns the peers with incomplete requests.
+    pub fn under_way(&self) -> impl Iterator<Item = usize> {
+        self.peers.iter().enumerate().filter(|(_, wait)| wait.parts > 0).map(|(peer, _)| peer)
+    }
+
+    /// Returns how many parts haven't completed yet.
+    pub fn parts(&self) -> u64 {
+        self.peers.iter().map(|wait| wait.parts).sum()
+    }
+
+    /// Returns a peer whose requests have made no progress for too long, if there is one. The time begins with the
+    /// first check after its last event. If there are several, requests to the one with the earliest event may hold up
+    /// the others.
+    pub fn expired(&mut self, now: Instant) -> Option<usize> {
+        let mut expired = None;
+        for (peer, wait) in self.peers.iter_mut().enumerate().filter(|(_, wait)| wait.parts > 0) {
             if wait.seen != wait.event {
                 (wait.seen, wait.since) = (wait.event, now);
             } else if now.saturating_duration_since(wait.since) >= self.limit {
-                expired.push((wait.event, peer));
+                expired = expired.into_iter().chain([(wait.event, peer)]).min();
             }
         }
-        expired.into_iter().min().map(|(_, peer)| peer)
+        expired.map(|(_, peer)| peer)
     }
 }
 
@@ -61,15 +94,18 @@ mod tests {
         let mut waits = Waits::new(3, LIMIT, start);
         // The peers had nothing to do for a while.
         let begin = start + 10 * LIMIT;
-        waits.note(1);
-        waits.note(2);
-        assert_eq!(waits.expired(begin, [1, 2].into_iter()), None);
-        assert_eq!(waits.expired(begin + LIMIT - MOMENT, [1, 2].into_iter()), None);
-        waits.note(1);
-        assert_eq!(waits.expired(begin + LIMIT, [1, 2].into_iter()), Some(2));
-        assert_eq!(waits.expired(begin + LIMIT, [1].into_iter()), None, "no requests to the other one");
-        assert_eq!(waits.expired(begin + 2 * LIMIT - MOMENT, [1].into_iter()), None);
-        assert_eq!(waits.expired(begin + 2 * LIMIT, [1].into_iter()), Some(1));
+        [1, 1, 1, 2].into_iter().for_each(|peer| waits.part_started(peer));
+        assert_eq!((waits.parts(), waits.under_way().collect()), (4, vec![1, 2]));
+        assert_eq!(waits.expired(begin), None);
+        assert_eq!(waits.expired(begin + LIMIT - MOMENT), None);
+        waits.part_done(1);
+        assert_eq!(waits.expired(begin + LIMIT), Some(2));
+        waits.part_done(2);
+        assert!(!waits.is_under_way(2) && waits.is_under_way(1));
+        assert_eq!(waits.expired(begin + LIMIT), None, "no requests to the other one");
+        waits.part_started(1);
+        assert_eq!(waits.expired(begin + 2 * LIMIT - MOMENT), None);
+        assert_eq!(waits.expired(begin + 2 * LIMIT), Some(1), "another part is no progress");
     }
 
     #[test]
@@ -77,9 +113,9 @@ mod tests {
         let start = Instant::now();
         for (order, named) in [([0, 1, 2], 0), ([2, 0, 1], 2), ([1, 2, 0], 1)] {
             let mut waits = Waits::new(3, LIMIT, start);
-            order.into_iter().for_each(|peer| waits.note(peer));
-            assert_eq!(waits.expired(start, 0..3), None);
-            assert_eq!(waits.expired(start + LIMIT, 0..3), Some(named), "{order:?}");
+            order.into_iter().for_each(|peer| waits.part_started(peer));
+            assert_eq!(waits.expired(start), None);
+            assert_eq!(waits.expired(start + LIMIT), Some(named), "{order:?}");
         }
     }
 }
