@@ -2,29 +2,27 @@
 
 use ferrogin_test_support::{Random, child, have_libfabric, repetitions, replay, workspace};
 
-#[test]
-fn rings_of_any_bytes_keep_invariants() {
-    replay("rings", super::rings);
+macro_rules! replays {
+    ($($test:ident: $corpus:literal, $target:ident;)*) => {
+        $(
+            #[test]
+            fn $test() {
+                replay($corpus, super::$target);
+            }
+        )*
+    };
 }
 
-#[test]
-fn wires_of_any_bytes_keep_invariants() {
-    replay("wires", super::wires);
-}
-
-#[test]
-fn settings_of_any_bytes_are_in_range_or_refused() {
-    replay("settings", super::settings);
-}
-
-#[test]
-fn parsed_formats_round_trip() {
-    replay("formats", super::formats);
-}
-
-#[test]
-fn parsed_messages_round_trip() {
-    replay("messages", super::messages);
+replays! {
+    rings_of_any_bytes_keep_invariants: "rings", rings;
+    wires_of_any_bytes_keep_invariants: "wires", wires;
+    settings_of_any_bytes_are_in_range_or_refused: "settings", settings;
+    parsed_formats_round_trip: "formats", formats;
+    parsed_messages_round_trip: "messages", messages;
+    completions_of_any_bytes_keep_invariants: "mlx5_cq", completions;
+    requests_of_any_bytes_stay_in_registered_memory: "mlx5_requests", requests;
+    images_of_any_bytes_are_loaded_or_refused: "gpu_images", images;
+    modules_of_any_bytes_end_in_known_errors: "ptx", module;
 }
 
 #[test]
@@ -39,26 +37,6 @@ fn attributes_of_any_values_do_not_panic() {
 fn verbs_of_any_attributes_do_not_panic() {
     // It sets an environment variable.
     child::run("verbs_of_any_attributes_do_not_panic", &[], || replay("verbs", super::verbs));
-}
-
-#[test]
-fn completions_of_any_bytes_keep_invariants() {
-    replay("mlx5_cq", super::completions);
-}
-
-#[test]
-fn requests_of_any_bytes_stay_in_registered_memory() {
-    replay("mlx5_requests", super::requests);
-}
-
-#[test]
-fn images_of_any_bytes_are_loaded_or_refused() {
-    replay("gpu_images", super::images);
-}
-
-#[test]
-fn modules_of_any_bytes_end_in_known_errors() {
-    replay("ptx", super::module);
 }
 
 /// Corpus texts with a few words replaced by others from the corpus. They get further through the parser than bytes do.
