@@ -134,7 +134,7 @@ right "LL through NCCL's proxy and the RMA plugin, 20 rounds, weak memory" ll 2 
 if [ -n "${FERROGIN_SOAK:-}" ]; then
     right "HT through NCCL's proxy and the RMA plugin" ht 2 "-DTHROUGH_PROXY" "SOFTEFA_FAULTS=$faults,seed=26 $weak" rounds=20 topk=4
     for nodes in 1 2; do
-        EDITS="--with deepep-read-signal" right "DeepEP, $nodes nodes, through NCCL's proxy and the RMA plugin" deepep 2 "-DNODES=$nodes -DTHROUGH_PROXY" \
+        EDITS="--with deepep-read-signal" right "DeepEP, NODES=$nodes, through NCCL's proxy and the RMA plugin" deepep 2 "-DNODES=$nodes -DTHROUGH_PROXY" \
             "SOFTEFA_FAULTS=$faults,seed=27 $weak" rounds=20
     done
     for per_node in 1 2 4; do
