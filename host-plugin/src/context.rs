@@ -364,7 +364,9 @@ impl Context {
             isolates: shape.isolates,
         };
         let plan = Plan::new(&spec);
-        let block: Arc<dyn DeviceBuffer> = coll.device.allocate(plan.size(), Use::Tables)?.into();
+        // With isolation, the host writes to the tables while kernels run.
+        let usage = if shape.isolates { Use::Card } else { Use::Tables };
+        let block: Arc<dyn DeviceBuffer> = coll.device.allocate(plan.size(), usage)?.into();
         let image = plan.fill(&spec, block.device_address());
         let image = image.map_err(|source| Error::Queue { backend_version: shape.backend_version, source })?;
         block.write(0, image.bytes())?;
@@ -412,7 +414,7 @@ impl Context {
             targets.push((*first, bytes.chunks_exact(size_of::<TargetWords>()).map(upper).collect()));
         }
         let tables = Tables {
-            words: KernelWords::new(&*coll.device, block.clone(), 0, block.len()),
+            words: self.stop.words_before(&*coll.device, block.clone()),
             targets,
             losses: self.cursors.iter().flatten().map(|cursors| cursors.losses()).collect(),
             stop: self.stop.clone(),

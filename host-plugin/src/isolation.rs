@@ -256,7 +256,7 @@ mod tests {
 
         fn isolation(&self, lost: &Arc<LostRanks>) -> Isolation {
             let tables = Tables {
-                words: KernelWords::new(&CpuDevice::new(false), self.0.clone(), 0, LOSSES + 16),
+                words: self.1.words_before(&CpuDevice::new(false), self.0.clone()),
                 targets: vec![(0, vec![7, 7, 7, 0, 7, 7])],
                 losses: vec![LOSSES, LOSSES + 8],
                 stop: self.1.clone(),

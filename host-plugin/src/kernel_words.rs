@@ -3,7 +3,8 @@
 //! A read of host memory takes a GPU about a microsecond, so the words are in the kernels' memory, and the host's write
 //! crosses PCIe instead. It's a store where the CPU can address that memory, also through GDRCopy. Otherwise it's a
 //! copy by the driver, in a thread of its own: a driver call may have to wait for another thread's call, which waits
-//! for a kernel that waits for this word's writer, and nobody else is to be stuck in it.
+//! for a kernel that waits for this word's writer, and nobody else is to be stuck in it. A context has one such thread,
+//! so its words are written in order.
 #![allow(unsafe_code)]
 
 use crate::device::{Device, DeviceBuffer, DeviceError, WordMapping, bytes_of};
@@ -17,16 +18,19 @@ use std::sync::mpsc::{Sender, channel};
 pub struct KernelWords {
     buffer: Arc<dyn DeviceBuffer>,
     mapping: Option<WordMapping>,
-    /// Writes by the driver, if there is no other way. Ends with this.
-    writer: Mutex<Option<Sender<(usize, u32)>>>,
+    /// Writes by the driver, if there is no other way. Ends with the words of the context.
+    writer: Arc<Mutex<Option<Sender<Write>>>>,
 }
+
+/// A word's buffer, offset and value.
+type Write = (Arc<dyn DeviceBuffer>, usize, u32);
 
 impl KernelWords {
     /// Makes words of `buffer` writable. The host writes `len` bytes from `offset` on.
     pub fn new(device: &dyn Device, buffer: Arc<dyn DeviceBuffer>, offset: usize, len: usize) -> Self {
         let address = buffer.device_address() + offset as u64;
         let mapping = if buffer.host_address().is_none() { device.map_words(address as *mut _, len) } else { None };
-        Self { buffer, mapping, writer: Mutex::new(None) }
+        Self { buffer, mapping, writer: Arc::default() }
     }
 
     /// Writes the word at `offset`, which is a multiple of 4, and returns at once. Kernels see it soon, unless the
@@ -44,18 +48,17 @@ impl KernelWords {
             fence(Ordering::SeqCst);
         } else {
             let mut writer = self.writer.lock();
-            let writer = writer.get_or_insert_with(|| start_writer(self.buffer.clone()));
             // Fails only if the thread didn't start.
-            let _ = writer.send((offset, value));
+            let _ = writer.get_or_insert_with(start_writer).send((self.buffer.clone(), offset, value));
         }
     }
 }
 
 /// Starts a thread that writes words by the driver, in order, and keeps the memory until the driver has returned.
-fn start_writer(buffer: Arc<dyn DeviceBuffer>) -> Sender<(usize, u32)> {
-    let (sender, words) = channel();
+fn start_writer() -> Sender<Write> {
+    let (sender, words) = channel::<Write>();
     let write = move || {
-        for (offset, value) in words {
+        for (buffer, offset, value) in words {
             let written: Result<(), DeviceError> = buffer.write(offset, bytes_of(&[value]));
             if let Err(error) = written {
                 crate::warn!(
@@ -83,6 +86,12 @@ impl StopWord {
     /// Takes the word at `offset`, which is 0.
     pub fn new(words: Arc<KernelWords>, offset: usize) -> Self {
         Self { words, offset, value: Mutex::new(0) }
+    }
+
+    /// Makes the words of another buffer writable. Kernels see what is written there before what this word says later.
+    pub fn words_before(&self, device: &dyn Device, buffer: Arc<dyn DeviceBuffer>) -> KernelWords {
+        let len = buffer.len();
+        KernelWords { writer: self.words.writer.clone(), ..KernelWords::new(device, buffer, 0, len) }
     }
 
     /// Ends the waits for good.
@@ -191,6 +200,26 @@ mod tests {
             let _stuck = self.driver.lock().unwrap();
             self.memory.read(offset, bytes)
         }
+    }
+
+    #[test]
+    fn words_before_the_stop_word_are_written_first() {
+        let (device, driver) = (CpuDevice::new(false), Arc::new(StdMutex::new(())));
+        let [own, tables] = [Arc::default(), driver.clone()].map(|driver| -> Arc<dyn DeviceBuffer> {
+            Arc::new(Gpu { memory: device.allocate(64, Use::Card).unwrap(), driver })
+        });
+        let stop = StopWord::new(Arc::new(KernelWords::new(&device, own.clone(), 0, 4)), 0);
+        let words = stop.words_before(&device, tables.clone());
+        let stuck = driver.lock().unwrap();
+        words.store(4, 7);
+        stop.set_lost(true);
+        for _ in 0..1000 {
+            std::thread::yield_now();
+            assert_eq!(word(&*own, 0), 0, "the driver has not written the other word");
+        }
+        drop(stuck);
+        wait_until("write", || word(&*own, 0) == STOP_LOST);
+        assert_eq!(word(&*tables, 4), 7);
     }
 
     #[test]

@@ -4,10 +4,11 @@
 use crate::harness::{REPORT, alone, alone_each, config, device, pass_round, ranks, window};
 use efa_dp_direct::wire::CompStatus;
 use ferrogin_device::{Action, Context, Flags, Status, Window as DeviceWindow};
+use ferrogin_ffi::ext::RANK_ID;
 use ferrogin_ffi::nccl::GinConfigV14;
 use ferrogin_test_support::repetitions;
 use ferrogin_test_support::wait::wait_until;
-use mini_nccl::{DeviceMemory, log};
+use mini_nccl::{DeviceMemory, Plugin, log};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -123,6 +124,56 @@ fn error_after_many_completions_is_reported_with_its_peer() {
             comm.barrier().expect("all ranks");
         });
     });
+}
+
+/// Settings with which the card says that rank 2 is gone, to whoever posts to it.
+pub const RANK_2_IS_GONE: [(&str, &str); 2] =
+    [("FERROGIN_ON_PEER_FAILURE", "isolate"), ("SOFTEFA_FAULTS", "error_every=1,error_status=9,error_id=32770")];
+const _: () = assert!(RANK_ID | 2 == 32770);
+
+/// Rank 0 loses rank 2: rank 1 learns of it, and puts between the two go on.
+pub fn others_go_on(plugin: &Arc<Plugin>) {
+    ranks(plugin, 3, |rank, comm| {
+        let (_memory, window) = window(&comm, 4096);
+        let context = comm.create_context(&config(2, 1)).expect("a context");
+        let (kernel, target) = (device(&context, 0), DeviceWindow(window.gin_handle()));
+        let put =
+            |peer| kernel.put(peer, target.at(0), target.at(8), 8, Action::signal_inc(0), Flags::NONE).and(Ok(()));
+        comm.barrier().expect("all ranks");
+        match rank {
+            0 => {
+                put(2).expect("a put before the failure");
+                assert_eq!(kernel.flush(), Err(Status::PeerLost));
+                for _ in 0..10 {
+                    assert_eq!((put(2), put(1)), (Err(Status::PeerLost), Ok(())));
+                }
+                kernel.settle().expect("the end of the other puts");
+                // NCCL's programs can't acknowledge the loss.
+                assert_eq!((kernel.flush(), kernel.wait_signal(1, 1)), (Err(Status::PeerLost), Err(Status::PeerLost)));
+            }
+            1 => {
+                assert_eq!(kernel.wait_signal(1, 1), Err(Status::PeerLost));
+                wait_until("rank 0's puts", || kernel.read_signal(0).expect("a signal") == 10);
+                put(0).and_then(|()| kernel.settle()).expect("a put");
+            }
+            _ => assert_eq!(kernel.wait_signal(1, 1), Err(Status::Aborted), "the others go on without this rank"),
+        }
+        comm.barrier().expect("all ranks");
+        assert_eq!(context.query_last_error().expect("a query"), rank == 2);
+        context.destroy().expect("destroyed");
+    });
+    let mut lines = warnings();
+    lines.sort();
+    let starts =
+        ["rank 0: rank 2 is lost: a write to rank 2 ", "rank 1: rank 2 is lost: its process", "rank 2: the other "];
+    let are_expected = lines.len() == 3 && lines.iter().zip(starts).all(|(line, start)| line.contains(start));
+    assert!(are_expected && lines[0].contains("(status 9)"), "{lines:#?}");
+}
+
+#[test]
+fn lost_rank_costs_its_own_requests_if_peers_are_isolated() {
+    let test = "lost_rank_costs_its_own_requests_if_peers_are_isolated";
+    alone(test, &RANK_2_IS_GONE, |plugin| others_go_on(&plugin));
 }
 
 #[test]

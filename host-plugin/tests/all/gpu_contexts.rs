@@ -2,6 +2,7 @@
 //! kernels here are CPU threads, which the software GPU lets access its memory.
 #![allow(unsafe_code)]
 
+use crate::errors::{RANK_2_IS_GONE, others_go_on};
 use crate::harness::software_gpu_driver::is_gpu_memory;
 use crate::harness::{alone_each, config, device, ranks, software_gpu, software_gpu_with_gdrcopy, window};
 use ferrogin_device::{Action, Flags, Status, Window as DeviceWindow};
@@ -137,4 +138,11 @@ fn failure_on_gpu_reaches_queries_at_once_and_waits_soon() {
             context.destroy().expect("destroyed");
         });
     });
+}
+
+#[test]
+fn lost_rank_costs_its_own_requests_on_gpu() {
+    let test = "lost_rank_costs_its_own_requests_on_gpu";
+    let Some(settings) = with_gpu(test, &RANK_2_IS_GONE) else { return };
+    alone_each(test, &borrowed(&settings), |plugin| others_go_on(&plugin));
 }
