@@ -9,8 +9,9 @@ use ferrogin_ffi::ext::RANK_ID;
 use ferrogin_test_support::{Random, repetitions, wait::wait_until};
 use nix::sys::signal::{Signal, raise};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::process::{Child, Command, Stdio};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 /// The lost ranks, how they are lost, and the seed, for the ranks' processes.
 const VICTIMS: &str = "FERROGIN_TEST_VICTIMS";
@@ -21,6 +22,11 @@ const ROUNDS: u64 = 60;
 /// Bytes of a put.
 const BYTES: usize = 64;
 
+/// The time on all ranks' clock.
+fn now_ms() -> u128 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_millis()
+}
+
 /// A rank that may lose others.
 struct Rank<'a> {
     rank: usize,
@@ -28,7 +34,8 @@ struct Rank<'a> {
     context: &'a Context,
     gin: Gin<'a>,
     window: &'a Window,
-    lost: RefCell<BTreeSet<usize>>,
+    /// The lost ranks, and when this rank learned of them, in milliseconds.
+    lost: RefCell<BTreeMap<usize, u128>>,
     /// Posts until this rank is lost.
     posts_left: RefCell<Option<(u64, String)>>,
     /// Whether this rank closes its communicator now.
@@ -77,11 +84,11 @@ impl Rank<'_> {
 
     /// Returns the peers that aren't lost.
     fn peers(&self) -> Vec<usize> {
-        (0..self.ranks).filter(|peer| *peer != self.rank && !self.lost.borrow().contains(peer)).collect()
+        (0..self.ranks).filter(|peer| *peer != self.rank && !self.is_lost(*peer)).collect()
     }
 
     fn is_lost(&self, rank: usize) -> bool {
-        self.lost.borrow().contains(&rank)
+        self.lost.borrow().contains_key(&rank)
     }
 
     /// Handles a loss: learns the names and acknowledges them.
@@ -89,7 +96,7 @@ impl Rank<'_> {
         let lost = self.context.lost_ranks();
         assert!(!lost.is_empty(), "the name is known first");
         self.context.acknowledge_lost(&lost).expect("an acknowledgement");
-        self.lost.borrow_mut().extend(lost);
+        lost.into_iter().for_each(|rank| _ = self.lost.borrow_mut().entry(rank).or_insert_with(now_ms));
     }
 
     /// Posts, unless the peer is lost.
@@ -214,6 +221,7 @@ fn exchange() {
     state.wait("the last flush", || false, || state.gin.flush());
     context.check().expect("no failure");
     println!("rank {rank} goes on without {:?}", context.lost_ranks());
+    state.lost.borrow().iter().for_each(|(lost, at)| println!("rank {lost} lost at {at}"));
     // No rank closes while another one may still wait for it.
     for peer in state.peers() {
         state.post(peer, |gin, peer| gin.signal(peer, Action::signal_inc(rank as u16), Flags::NONE));
@@ -247,11 +255,19 @@ fn lose(
     let mut all: Vec<_> = (0..ranks).map(|rank| (rank, start(rank))).collect();
     let victim = |(rank, _): &(usize, Child)| victims.contains(rank);
     let (ended, survivors): (Vec<_>, Vec<_>) = all.drain(..).partition(victim);
+    let mut news = BTreeMap::<String, Vec<u128>>::new();
     for (rank, child) in survivors {
         let output = child.wait_with_output().expect("an output");
         let text = text(&output);
         let line = format!("rank {rank} goes on without {victims:?}\n");
         assert!(output.status.success() && text.contains(&line), "{how} {victims:?}, seed {seed}, rank {rank}: {text}");
+        for (lost, at) in text.lines().filter_map(|line| line.split_once(" lost at ")) {
+            news.entry(lost.to_owned()).or_default().push(at.parse().expect("a time"));
+        }
+    }
+    for (lost, times) in news {
+        let spread = times.iter().max().zip(times.iter().min()).map_or(0, |(last, first)| last - first);
+        println!("{how}, seed {seed}: the other {} knew that {lost} was lost within {spread} ms", times.len());
     }
     for (_, mut child) in ended {
         let _ = child.kill();
@@ -275,7 +291,7 @@ fn lose_many(test: &str, count: u64) {
         let how = ["killed", "killed", "closed", "stopped"][random.index(4)];
         let signals = ["card", "card", "emulated"][random.index(3)];
         // A stopped rank is given up after FERROGIN_TIMEOUT, if no card has before.
-        let settings = [("FERROGIN_SIGNALS", signals), ("FERROGIN_WAIT_TIMEOUT", "0")];
+        let settings = [("FERROGIN_SIGNALS", signals), ("FERROGIN_WAIT_TIMEOUT", "0"), ("FERROGIN_TIMEOUT", "60")];
         lose(test, &dist, ranks, &victims, how, seed, &settings);
     }
 }
@@ -315,9 +331,11 @@ fn rank_with_failing_requests(is_loss: bool, ends: bool) {
     comm.barrier().expect("a barrier");
     match comm.rank() {
         POSTER => {
+            let posted = Instant::now();
             put(PEER).expect("a post before the failure");
             if is_loss {
                 assert_eq!(gin.flush(), Err(Status::PeerLost));
+                println!("the flush ended {} ms after the post", posted.elapsed().as_millis());
                 acknowledge();
                 assert_eq!((put(PEER), put(OTHER), gin.flush()), (Err(Status::PeerLost), Ok(()), Ok(())));
                 context.check().expect("no failure");
@@ -370,6 +388,8 @@ fn status_means(test: &str, status: u8, is_loss: bool, ends: bool, signals: &str
     let of_kernel = "the first failure of a kernel in this context: ";
     let lines = text.lines().filter(|line| line.contains("WARN") && !line.contains(of_kernel)).collect::<Vec<_>>();
     assert!(lines.len() == 1 && lines[0].contains(loss) == is_loss, "status {status}: {text}");
+    let ended = text.find("the flush ended").and_then(|at| text[at..].lines().next());
+    ended.into_iter().for_each(|line| println!("status {status}: {line}"));
     // Whoever notices an end first gives the reason.
     assert!(ends || lines[0].contains(failure) && lines[0].contains(&format!("(status {status})")), "{text}");
 }
