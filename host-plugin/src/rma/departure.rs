@@ -35,6 +35,8 @@ impl Message {
 #[derive(Debug)]
 pub struct Departure {
     peers: Vec<Peer>,
+    /// Peers to which a message may be due, each once.
+    pending: Vec<usize>,
     is_leaving: bool,
 }
 
@@ -46,6 +48,7 @@ struct Peer {
     is_gone: bool,
     /// A message to it is in flight.
     is_sending: bool,
+    is_pending: bool,
 }
 
 impl Peer {
@@ -79,12 +82,19 @@ impl Departure {
     pub fn new(rank: usize, nranks: usize) -> Self {
         let mut peers = vec![Peer::default(); nranks];
         peers[rank].is_gone = true;
-        Self { peers, is_leaving: false }
+        Self { peers, pending: Vec::new(), is_leaving: false }
     }
 
     /// Notes a peer's message.
     pub fn received(&mut self, peer: usize, message: Message) {
         self.peers[peer].received[message as usize] = true;
+        self.look_at(peer);
+    }
+
+    fn look_at(&mut self, peer: usize) {
+        if !std::mem::replace(&mut self.peers[peer].is_pending, true) {
+            self.pending.push(peer);
+        }
     }
 
     /// Notes that a peer is gone.
@@ -95,23 +105,35 @@ impl Departure {
     /// Returns a message that is due, which the caller sends to the peer. There is at most one in flight to each, so
     /// they arrive in order.
     pub fn next(&mut self, is_under_way: impl Fn(usize) -> bool) -> Option<(usize, Message)> {
-        let is_leaving = self.is_leaving;
-        let mut peers = self.peers.iter_mut().enumerate();
-        peers.find_map(|(rank, peer)| {
-            let message = peer.next(is_leaving, is_under_way(rank))?;
-            (peer.sent[message as usize], peer.is_sending) = (true, true);
-            Some((rank, message))
-        })
+        for at in (0..self.pending.len()).rev() {
+            let rank = self.pending[at];
+            let peer = &mut self.peers[rank];
+            let message = peer.next(self.is_leaving, is_under_way(rank));
+            // A peer that has asked waits until nothing is under way to it. The others wait for an event.
+            if message.is_none() && peer.next(self.is_leaving, false).is_some() {
+                continue;
+            }
+            peer.is_pending = false;
+            self.pending.swap_remove(at);
+            if let Some(message) = message {
+                (peer.sent[message as usize], peer.is_sending) = (true, true);
+                return Some((rank, message));
+            }
+        }
+        None
     }
 
     /// Starts to leave, with nothing under way.
     pub fn leave(&mut self) {
-        self.is_leaving = true;
+        if !std::mem::replace(&mut self.is_leaving, true) {
+            (0..self.peers.len()).rev().for_each(|peer| self.look_at(peer));
+        }
     }
 
     /// Notes that a message to a peer has been sent.
     pub fn sent(&mut self, peer: usize) {
         self.peers[peer].is_sending = false;
+        self.look_at(peer);
     }
 
     /// Returns the peers that may still send something to this rank; none unless it's leaving.
