@@ -142,11 +142,13 @@ fn run_once(args: &CheckArgs, seed: u32, gpu: &OsString, records: &Path) -> Resu
 }
 
 fn nothing_recorded(failure: Option<&str>) -> String {
-    let why = failure.map_or_else(String::new, |failure| format!(" ({failure})"));
-    format!(
-        "the program used neither the software GPU nor the software card{why}: it has to load kernels through libcuda.so.1, and use \
-         FERROGIN_PROVIDER=softefa; kernels on CPU threads aren't checked"
-    )
+    let why = "it has to load kernels through libcuda.so.1, and use FERROGIN_PROVIDER=softefa; kernels on CPU threads aren't checked";
+    match failure {
+        Some(failure) => format!(
+            "{failure} before it used the software GPU or the software card. If it ends well without the check: {why}"
+        ),
+        None => format!("the program used neither the software GPU nor the software card: {why}"),
+    }
 }
 
 fn print(args: &CheckArgs, reports: &[Report], excepted: usize) -> Result<(), String> {

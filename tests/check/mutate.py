@@ -67,7 +67,7 @@ def environment(seed, signals, **more):
 def judge(command, env):
     """Runs a command under the check: `reported`, `visible` or `missed`."""
     ended = subprocess.run(command, env=env, capture_output=True, text=True)
-    reports = [line for line in ended.stdout.splitlines() if line.startswith("{")]
+    reports = [line for line in ended.stdout.splitlines() if line.startswith("{") and '"note":false' in line]
     if reports:
         return "reported"
     return "visible" if ended.returncode or re.search(r"[ :] [1-9]\d* values are wrong", ended.stderr) else "missed"

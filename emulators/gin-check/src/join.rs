@@ -277,7 +277,10 @@ impl<'a> Pass<'a> {
     /// Returns what a flush gains: what was posted before it, on a queue that has completed as many requests.
     fn flushed(&self, at: usize, look: &Look) -> Facts {
         let (moment, mut gained) = (&self.run.moments[at], Facts::default());
-        let Some(queues) = self.run.completions.get(&(moment.process, look.address)) else { return gained };
+        let queues: Vec<usize> = self.run.completions(moment.process, look.address, moment.time).collect();
+        if queues.is_empty() {
+            return gained;
+        }
         let facts = self.facts(at);
         for (request, of) in self.run.requests.iter().enumerate() {
             if of.process != moment.process || !queues.contains(&of.queue) || of.index >= look.raw {
@@ -287,7 +290,7 @@ impl<'a> Pass<'a> {
             let earlier = post.launch == moment.launch
                 && (post.key == moment.key && post.stamp < moment.stamp || moment.clock.covers(post.key, post.stamp))
                 || facts.covers(post.launch, post.key, post.stamp);
-            if earlier && self.run.queues[of.queue].lives(moment.time) {
+            if earlier {
                 gained.complete(request);
             }
         }
@@ -297,7 +300,7 @@ impl<'a> Pass<'a> {
     /// Returns what a wait gains, or a look at a value.
     fn counted(&mut self, at: usize, look: &Look) -> Facts {
         let (moment, mut gained) = (&self.run.moments[at], Facts::default());
-        if look.signal == u32::MAX && !self.run.is_word(moment.process, look.address) {
+        if look.signal == u32::MAX && !self.run.is_word(moment.process, look.address, moment.time) {
             for request in self.run.raises_alike(moment, look.raw) {
                 gained.join(&self.arrival(request));
             }

@@ -123,13 +123,15 @@ pub struct Recorder<'a> {
     first: u32,
     clocks: HashMap<*const Clock, (Rc<Clock>, u32)>,
     threads: Map<Key, Thread>,
+    /// What library code has loaded that may be the address of a context's signals.
+    bases: BTreeSet<u64>,
 }
 
 impl<'a> Recorder<'a> {
     /// Makes the recorder of a launch. Instruction `n` is place `first + n` in the records.
     pub fn new(races: Detector, launch: u64, first: u32, code: &'a Code, shares: &'a dyn Fn(u64) -> bool) -> Self {
-        let (records, sites, clocks, threads) = Default::default();
-        Self { races, launch, code, shares, records, sites, first, clocks, threads }
+        let (records, sites, clocks, threads, bases) = Default::default();
+        Self { races, launch, code, shares, records, sites, first, clocks, threads, bases }
     }
 
     /// Returns the records, and the instructions that they name.
@@ -255,9 +257,19 @@ impl<'a> Recorder<'a> {
             }
             return;
         }
-        let loads = access.does == Does::Load && access.ordering.is_some() && !access.shared;
+        if access.does == Does::Store
+            && access.value == 0
+            && let Some(own) = self.threads.get_mut(&key).filter(|own| matches!(own.call, Some((_, Call::Reset, _))))
+        {
+            // A reset of an emulated signal loads nothing.
+            own.loaded.push((access.address, 0));
+        }
+        let loads = access.does == Does::Load && !access.shared;
+        if loads && access.ordering.is_none() && access.bytes == 8 && (self.shares)(access.value) {
+            self.bases.insert(access.value);
+        }
         // A card or a signal proxy counts in memory that is shared with it.
-        if !loads || !(self.shares)(access.address) {
+        if !loads || access.ordering.is_none() || !(self.shares)(access.address) {
             return;
         }
         let strong_read = access.value != 0 && access.ordering.is_some_and(|ordering| ordering.reach == Reach::System);
@@ -282,7 +294,10 @@ impl<'a> Recorder<'a> {
         // A flush waits for several counters, and what is inlined has no end that shows.
         if (call == Call::Flush || own.call.is_none()) && changed {
             let place = own.place;
-            self.counted(who, place, (access.address, access.value), access.value, u32::MAX, call);
+            // The words of a context's signals are an array.
+            let base = self.bases.range(..=access.address).next_back().filter(|_| call == Call::Value);
+            let id = base.map_or(u32::MAX, |base| u32::try_from((access.address - base) / 8).unwrap_or(u32::MAX));
+            self.counted(who, place, (access.address, access.value), access.value, id, call);
         }
     }
 

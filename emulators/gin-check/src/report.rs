@@ -37,6 +37,19 @@ struct About {
 }
 
 impl Kind {
+    const ALL: [Self; 10] = [
+        Self::Race,
+        Self::Unwritten,
+        Self::Read,
+        Self::Write,
+        Self::Source,
+        Self::Unrung,
+        Self::Baseline,
+        Self::Weak,
+        Self::Closed,
+        Self::Unseen,
+    ];
+
     fn about(self) -> About {
         let (name, says, rule, fix) = match self {
             Self::Race => (
@@ -283,6 +296,9 @@ impl Exception {
             let (what, reason) = line.split_once(" : ").ok_or("it has no reason: end it with ` : REASON`")?;
             let mut words = what.split_whitespace().map(str::to_owned);
             let kind = words.next().ok_or("it has no kind")?;
+            if !Kind::ALL.iter().any(|known| known.name() == kind) {
+                return Err("no kind has this name; `error[KIND]` is how a report begins");
+            }
             let places: Vec<String> = words.collect();
             if !(1..=2).contains(&places.len()) || reason.trim().is_empty() {
                 return Err("it needs a kind, one or two places and a reason: KIND FILE:LINE [FILE:LINE] : REASON");
@@ -385,7 +401,7 @@ mod tests {
         assert!(!both.covers(&report(Kind::Read, "a.cu:1", "a.cu:1")), "each place is a side");
         assert!(!both.covers(&report(Kind::Race, "a.cu:1", "a.cu:2")));
         assert!(file.covers(&report(Kind::Race, "x.cu:1", "/dir/b.cu:77")));
-        for bad in ["read a.cu:1", "read : why", "read a b c : why", "read a.cu:1 :  "] {
+        for bad in ["read a.cu:1", "read : why", "reed a.cu:1 : why", "read a b c : why", "read a.cu:1 :  "] {
             assert!(Exception::parse(bad).unwrap_err().starts_with("line 1: "), "{bad}");
         }
     }

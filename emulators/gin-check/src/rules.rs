@@ -152,10 +152,10 @@ impl Rules {
     /// Notes which requests' raises a look has counted: all, or it doesn't say which.
     fn see(&mut self, pass: &Pass<'_>, at: usize, look: &Look) {
         let moment = &pass.run.moments[at];
-        if pass.run.completions.contains_key(&(moment.process, look.address)) {
+        if pass.run.completions(moment.process, look.address, moment.time).next().is_some() {
             return;
         }
-        if look.signal == u32::MAX && !pass.run.is_word(moment.process, look.address) {
+        if look.signal == u32::MAX && !pass.run.is_word(moment.process, look.address, moment.time) {
             if look.call == Call::Value && pass.run.has_emulated_signals(moment.process) {
                 self.unclear.insert(moment.process);
             }

@@ -180,8 +180,8 @@ pub struct Run {
     pub moments: Vec<Moment>,
     /// The raises of each word of a process.
     raises: HashMap<(usize, Word), Vec<Raise>>,
-    /// The queues whose completions a process's word counts.
-    pub completions: HashMap<(usize, u64), Vec<usize>>,
+    /// The queues that count in a process's word, and whether it counts their own completions.
+    counters: HashMap<(usize, u64), Vec<(usize, bool)>>,
     /// Where each context of a process would have its emulated signal 0.
     bases: HashMap<usize, BTreeSet<u64>>,
     /// The requests that raise a signal.
@@ -205,6 +205,15 @@ struct Names {
     /// The word of a counter, and its queue.
     counters: HashMap<(u64, u64), (u64, usize)>,
     regions: HashMap<(u64, u32), Range>,
+    raised: Vec<Raised>,
+}
+
+/// A raise of a process's word by a request of this name, which may have been read later.
+struct Raised {
+    word: (usize, Word),
+    request: (u64, u64),
+    raise: Raise,
+    is_signal: bool,
 }
 
 impl Run {
@@ -233,6 +242,14 @@ impl Run {
         for (process, record) in records {
             run.read_gpu(&mut names, process, record.time, &record.event);
             run.read_card(&mut names, process, record.time, &record.event);
+        }
+        // By the clock of another process, a request may arrive before it is taken.
+        for Raised { word, request, raise, is_signal } in names.raised {
+            let Some(&request) = names.requests.get(&request) else { continue };
+            if is_signal {
+                run.raising.insert(request);
+            }
+            run.raises.entry(word).or_default().push(Raise { request, ..raise });
         }
         run.match_posts();
         run
@@ -306,7 +323,7 @@ impl Run {
                 if call == Call::Reset {
                     self.resets.entry((process, address)).or_default().push((time, raw));
                 }
-                if signal != u32::MAX && !self.is_counter(process, address) {
+                if signal != u32::MAX && !self.is_counter(process, address, time) {
                     self.bases.entry(process).or_default().insert(address.wrapping_sub(8 * u64::from(signal)));
                 }
                 let look = Look { address, value, raw, signal, call };
@@ -370,10 +387,7 @@ impl Run {
                     in_file.filter(|(range, at)| *at < range.bytes).map(|(range, at)| range.address + at).next();
                 let Some(address) = (if inode == 0 { Some(address) } else { found }) else { return };
                 names.counters.insert((card, counter), (address, queue));
-                self.raises.entry((process, Word::Counter(address))).or_default();
-                if counts == 1 {
-                    self.completions.entry((process, address)).or_default().push(queue);
-                }
+                self.counters.entry((process, address)).or_default().push((queue, counts == 1));
             }
             Event::Taken { card, request, queue, index, operation, peer, peer_queue, local, remote, bytes, inline } => {
                 let Some(&queue) = names.queues.get(&(card, queue)) else { return };
@@ -405,15 +419,13 @@ impl Run {
             }
             Event::Raised { card, counter, from, request } => {
                 let Some(&(address, queue)) = names.counters.get(&(card, counter)) else { return };
-                let Some(&request) = names.requests.get(&(from, request)) else { return };
-                if !self.completions.contains_key(&(process, address)) {
-                    self.raising.insert(request);
-                }
-                self.raise(process, Word::Counter(address), Raise { request, amount: 1, time, queue });
+                let raise = Raise { request: 0, amount: 1, time, queue };
+                let is_signal = self.completions(process, address, time).next().is_none();
+                let (word, request) = ((process, Word::Counter(address)), (from, request));
+                names.raised.push(Raised { word, request, raise, is_signal });
             }
             Event::Arrived { card, queue, from, request, ref words } => {
                 let Some(&queue) = names.queues.get(&(card, queue)) else { return };
-                let Some(&request) = names.requests.get(&(from, request)) else { return };
                 // As in ferrogin_ffi::signals: immediate data, or a message.
                 let (word, amount) = match words[..] {
                     [word] => (Word::Signal(word as u32 & 0xffff), (word >> 16 & 0xfff) + 1),
@@ -421,15 +433,12 @@ impl Run {
                     [head, amount, ..] => (Word::Signal((head >> 32) as u32), amount),
                     [] => return,
                 };
-                self.raising.insert(request);
-                self.raise(process, word, Raise { request, amount, time, queue });
+                let raise = Raise { request: 0, amount, time, queue };
+                let (word, request) = ((process, word), (from, request));
+                names.raised.push(Raised { word, request, raise, is_signal: true });
             }
             _ => {}
         }
-    }
-
-    fn raise(&mut self, process: usize, word: Word, raise: Raise) {
-        self.raises.entry((process, word)).or_default().push(raise);
     }
 
     /// Finds the post of each request: the last one to its slot before the card took it.
@@ -453,13 +462,24 @@ impl Run {
         Some(&self.moments[self.requests[request].post?])
     }
 
-    fn is_counter(&self, process: usize, address: u64) -> bool {
-        self.raises.contains_key(&(process, Word::Counter(address)))
+    fn counters(&self, process: usize, address: u64, time: u64) -> impl Iterator<Item = &(usize, bool)> {
+        let all = self.counters.get(&(process, address)).into_iter().flatten();
+        all.filter(move |(queue, _)| self.queues[*queue].lives(time))
+    }
+
+    /// Returns the queues whose completions the word counts.
+    pub fn completions(&self, process: usize, address: u64, time: u64) -> impl Iterator<Item = usize> {
+        self.counters(process, address, time).filter(|(_, own)| *own).map(|(queue, _)| *queue)
+    }
+
+    fn is_counter(&self, process: usize, address: u64, time: u64) -> bool {
+        self.counters(process, address, time).next().is_some()
     }
 
     /// Whether a card counts in the word, or a peer's signal is added to it in memory.
-    pub fn is_word(&self, process: usize, address: u64) -> bool {
-        self.is_counter(process, address) || self.raises.contains_key(&(process, Word::Memory(address)))
+    pub fn is_word(&self, process: usize, address: u64, time: u64) -> bool {
+        let mut in_memory = self.raises.get(&(process, Word::Memory(address))).into_iter().flatten();
+        self.is_counter(process, address, time) || in_memory.any(|raise| self.queues[raise.queue].lives(time))
     }
 
     /// Returns the look that a moment is: by a call, or by a strong load of the word itself.
@@ -468,9 +488,10 @@ impl Run {
             What::Counted(look) => Some(look),
             What::Access { flags, range, value, .. } if flags & (STRONG | WRITES) == STRONG && range.bytes <= 8 => {
                 let (process, address) = (range.process, range.address);
-                let call = if self.completions.contains_key(&(process, address)) { Call::Flush } else { Call::Value };
+                let counts = self.completions(process, address, moment.time).next().is_some();
+                let call = if counts { Call::Flush } else { Call::Value };
                 let look = Look { address, value, raw: value, signal: u32::MAX, call };
-                (call == Call::Flush || self.is_word(process, address)).then_some(look)
+                (counts || self.is_word(process, address, moment.time)).then_some(look)
             }
             _ => None,
         }
@@ -483,14 +504,14 @@ impl Run {
         let of_word = |word| self.raises.get(&(process, word)).into_iter().flatten();
         let alive = |raise: &&Raise| self.queues[raise.queue].lives(time);
         let reset = self.resets.get(&(process, address)).into_iter().flatten().rev().find(|reset| reset.0 < time);
-        if self.is_counter(process, address) {
+        if self.is_counter(process, address, time) {
             let raises: Vec<Raise> = of_word(Word::Counter(address)).filter(alive).copied().collect();
             let begun = raises.first().map_or(u64::MAX, |raise| self.queues[raise.queue].opened);
             let before = reset.filter(|reset| reset.0 > begun).map_or(0, |reset| reset.1);
             let count = if look.call == Call::Wait { look.value.wrapping_add(before) } else { look.raw };
             return (raises, count);
         }
-        let mut found: Vec<Raise> = if self.is_word(process, address) {
+        let mut found: Vec<Raise> = if self.is_word(process, address, time) {
             of_word(Word::Memory(address)).filter(alive).copied().collect()
         } else {
             of_word(Word::Signal(signal)).filter(alive).copied().collect()
