@@ -377,9 +377,20 @@ impl<'a, R: Runner> Poster<'a, R> {
     pub fn write(&self, idx: u32, token: u32) {
         self.runner.stop();
         self.runner.before_write(idx);
+        self.check_batch(idx);
         self.write_value(idx, token);
         self.written.borrow_mut().push((idx, token));
         self.rang_last.set(false);
+    }
+
+    /// Checks that the doorbells that have arrived leave room for request `idx` in a batch.
+    fn check_batch(&self, idx: u32) {
+        // Under loom, another load would multiply the interleavings.
+        if !cfg!(loom) {
+            let (rung, most) = (self.card.doorbell.load(Relaxed), self.card.config.max_batch);
+            let fits = idx.wrapping_sub(rung) < most;
+            assert!(fits, "request {idx} was written after a doorbell of {rung}, at most {most} may be unrung");
+        }
     }
 
     /// Writes a value, which is visible at once, because an overwriter doesn't wait for its own fence.
