@@ -4,21 +4,26 @@
 
 use efa_dp_direct::wqe::Destination;
 use ferrogin_device::{Action, Context, Coop, Flags, FlushRequest, Status, Window};
-use ferrogin_ffi::ext::{POLICY_COMBINING, POLICY_LOCKED};
+use ferrogin_ffi::ext::{Losses, POLICY_COMBINING, POLICY_LOCKED, STOP_LOST};
 use ferrogin_test_support::wait::wait_until;
 use plain_context::{
-    EndpointSpec, NO_TIMEOUT_NS, Spec, TestContext, WindowSpec, let_threads_run, make_context, window,
+    EndpointSpec, Extras, MAX_RDMA, NO_EXTRAS, NO_TIMEOUT_NS, Spec, TestContext, WindowSpec, leak, let_threads_run,
+    make_with, window,
 };
 use std::sync::Barrier;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::thread;
 
 /// More signals than a request has endpoint entries.
 const SIGNALS: u32 = 20;
 
 fn context(policy: u32) -> (TestContext, Window) {
+    context_with(policy, &NO_EXTRAS)
+}
+
+fn context_with(policy: u32, extras: &Extras) -> (TestContext, Window) {
     let endpoint = EndpointSpec { entries: 16, wide: true, max_batch: 8, value_base: 0, start: 0 };
-    let test = make_context(&Spec {
+    let spec = Spec {
         policy,
         nranks: 1,
         rail: 0,
@@ -28,8 +33,8 @@ fn context(policy: u32) -> (TestContext, Window) {
         targets: vec![Destination { ah: 1, qpn: 2, qkey: 3 }; 1 + SIGNALS as usize],
         value_lkey: 0,
         scratch: WindowSpec { lkey: 4, addr: 0x1000, peers: vec![(0x2000, 5)] },
-    });
-    (test, window(&WindowSpec { lkey: 6, addr: 0x3000, peers: vec![(0x4000, 7)] }, 0))
+    };
+    (make_with(&spec, extras), window(&WindowSpec { lkey: 6, addr: 0x3000, peers: vec![(0x4000, 7)] }, 0))
 }
 
 /// Raises each of the first `n` signals once.
@@ -248,6 +253,73 @@ fn flush_part_beyond_group_is_refused() {
         assert_eq!(test.context.flush_part(rank, size), Err(Status::InvalidArgument));
     }
     test.context.flush_part(u32::MAX - 1, u32::MAX).unwrap();
+}
+
+/// Flushes report the failure of a lost peer's request until the program acknowledges it; a settling call doesn't.
+/// Meanwhile, a flush rings deferred posts on other endpoints, which may be to other peers.
+#[test]
+fn flush_reports_loss_and_rings_other_endpoints() {
+    for policy in [POLICY_COMBINING, POLICY_LOCKED] {
+        let (abort, errors) = (leak(0_u32), leak(0_u64));
+        let (test, _) = context_with(policy, &Extras { abort, errors, ..NO_EXTRAS });
+        // SAFETY: a leaked word, which the context only accesses atomically.
+        let abort = unsafe { AtomicU32::from_ptr(abort) };
+        // SAFETY: a leaked word, which the context only accesses atomically.
+        let errors = unsafe { AtomicU64::from_ptr(errors) };
+        let tell = |endpoint: usize, losses: Losses| {
+            // SAFETY: the context is leaked.
+            let endpoints = unsafe { (*test.context.as_ptr()).routes.endpoints };
+            // SAFETY: the context has an endpoint for each ring, and their posting state is atomic.
+            let posting = unsafe { &(*endpoints.wrapping_add(endpoint)).posting };
+            posting.identified.store(losses.identified, Ordering::Relaxed);
+            posting.acknowledged.store(losses.acknowledged, Ordering::Relaxed);
+        };
+        (0..test.rings.len()).for_each(|endpoint| tell(endpoint, Losses::new(0, 0)));
+        raise(&test, 1, Flags::NONE);
+        let request = test.context.flush_async().unwrap();
+        (0..2).for_each(|_| test.context.signal(0, Action::signal_inc(1), Flags::AGGREGATE).unwrap());
+        // All endpoints have the same error counter, so one request of each has failed.
+        errors.store(1, Ordering::Release);
+        tell(2, Losses::new(1, 0));
+        tell(3, Losses::new(1, 1));
+        abort.store(STOP_LOST, Ordering::Relaxed);
+        assert_eq!(test.context.test_flush(&request), Err(Status::PeerLost), "policy {policy}");
+        assert_eq!(test.context.flush(), Err(Status::PeerLost), "policy {policy}");
+        assert_eq!(test.rings[3].doorbell.load(Ordering::Relaxed), 2, "policy {policy}");
+        test.rings[3].completed.store(1, Ordering::Release);
+        assert_eq!(test.context.settle(), Ok(()), "policy {policy}");
+        tell(2, Losses::new(1, 1));
+        abort.store(0, Ordering::Relaxed);
+        assert_eq!(test.context.test_flush(&request), Ok(true), "policy {policy}");
+        assert_eq!(test.context.flush(), Ok(()), "policy {policy}");
+    }
+}
+
+/// A put of two requests posts the second, which raises the signal, once the first has completed.
+#[test]
+fn signal_of_long_put_waits_for_its_first_part() {
+    for policy in [POLICY_COMBINING, POLICY_LOCKED] {
+        let (test, win) = context(policy);
+        test.context.set_timeout_ns(1_000_000);
+        let bytes = u64::from(MAX_RDMA) + 1;
+        let put = test.context.put(0, win.at(0), win.at(0), bytes, Action::signal_inc(0), Flags::NONE);
+        assert_eq!(put, Err(Status::Timeout), "policy {policy}");
+        let rung = |endpoint: usize| test.rings[endpoint].doorbell.load(Ordering::Relaxed);
+        assert_eq!((rung(0), rung(2)), (1, 0), "policy {policy}");
+    }
+}
+
+/// The count may depend on deferred posts of the same endpoint.
+#[test]
+fn wait_for_signal_rings_deferred_posts() {
+    for policy in [POLICY_COMBINING, POLICY_LOCKED] {
+        let (test, _) = context(policy);
+        raise(&test, 1, Flags::AGGREGATE);
+        assert_eq!(test.rings[2].doorbell.load(Ordering::Relaxed), 0);
+        test.context.set_timeout_ns(1_000_000);
+        assert_eq!(test.context.wait_signal(0, 1), Err(Status::Timeout));
+        assert_eq!(test.rings[2].doorbell.load(Ordering::Relaxed), 1, "policy {policy}");
+    }
 }
 
 #[test]
