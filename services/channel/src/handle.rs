@@ -125,7 +125,7 @@ impl Channel {
         let awaited = self.awaited("send a message");
         let (pending, done) = Pending::with_return(awaited, cancel, |shared, cancel, number, bytes| {
             if let Cancel::Read(channel, _) = cancel {
-                shared.request(move |engine| engine.return_message(channel, number, bytes));
+                shared.give_back(|engine| engine.return_message(channel, number, bytes));
             }
         });
         let done = |result| match result {

@@ -161,6 +161,14 @@ impl Shared {
         self.serve_after_end();
     }
 
+    /// Gives the engine back what an operation that was dropped got. Not through the inbox, where the read that must get
+    /// it may be ahead and take a later message.
+    pub fn give_back(&self, give_back: impl FnOnce(&mut Engine)) {
+        give_back(&mut self.engine());
+        self.wake();
+        self.serve_after_end();
+    }
+
     fn wake(&self) {
         if self.parker.must_wake() {
             // A full counter wakes the thread too.

@@ -191,6 +191,34 @@ fn message_of_dropped_read_goes_to_next_read() {
     assert!(matches!(b.receive().wait_for(HANG_LIMIT), Err(ChannelError::Closed { .. })));
 }
 
+/// The message of a dropped read comes back while a later message and the next read are there already.
+#[test]
+fn message_of_dropped_read_precedes_later_ones() {
+    let (_here, _there, _listener, a, b) = connected(&Net::new(1, false));
+    // A read whose callback blocks the reactor until the test goes on.
+    let block = || {
+        let ((entered, has_entered), (go_on, may_go_on)) = (mpsc::channel(), mpsc::channel::<()>());
+        b.read(move |result| {
+            entered.send(result.unwrap()).unwrap();
+            let _ = may_go_on.recv();
+        });
+        (has_entered, go_on)
+    };
+    let (first, go_on) = block();
+    a.send(vec![0]).wait_for(HANG_LIMIT).unwrap();
+    assert_eq!(receive("a message", &first), [0]);
+    // The three messages arrive at once; the last one has no read.
+    let ((second, go_on_again), dropped) = (block(), b.receive());
+    b.cancel(b.read(|_| ()));
+    (1..4).for_each(|number| drop(a.send(vec![number]).wait_for(HANG_LIMIT).unwrap()));
+    drop(go_on);
+    assert_eq!(receive("a message", &second), [1]);
+    drop(dropped);
+    let next_read = b.receive();
+    drop(go_on_again);
+    assert_eq!((next_read.wait_for(HANG_LIMIT).unwrap(), next(&b)), (vec![2], 3));
+}
+
 /// Reads that are polled once and dropped, at any moment, lose no message.
 #[test]
 fn polled_and_dropped_reads_lose_no_message() {
