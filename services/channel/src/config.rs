@@ -59,6 +59,11 @@ impl Default for Config {
 }
 
 impl Config {
+    /// How long channels that are closing may take when the reactor is dropped.
+    pub(crate) fn close_limit(&self) -> Duration {
+        (self.lost_after / 10).clamp(Duration::from_secs(1), Duration::from_secs(60))
+    }
+
     /// Time between two runs of the timers.
     pub(crate) fn timer_interval(&self) -> Duration {
         (self.ping_after / 4).min(self.lost_after / 8).max(Duration::from_millis(1))

@@ -22,9 +22,7 @@ use crate::{ChannelError, Config};
 const POLLS_PER_CLOCK: u32 = 64;
 /// Polls without work before the thread yields its core between polls.
 const POLLS_BEFORE_YIELD: u32 = 16;
-/// How long channels that are closing may take when the reactor is dropped.
-const CLOSE_LIMIT: Duration = Duration::from_secs(1);
-/// How long aborts may take to reach peers after that.
+/// How long aborts may take to reach peers when the reactor is dropped.
 const STOP_LIMIT: Duration = Duration::from_millis(200);
 /// First and longest sleep if the provider has no descriptor to wait on.
 const POLL_AFTER: (Duration, Duration) = (Duration::from_micros(50), Duration::from_millis(1));
@@ -114,20 +112,20 @@ fn end_after_panic(shared: &Shared, callbacks: &mut Vec<Callback>) {
 
 /// Ends all channels, after the closes that have begun, sends the aborts, and closes the endpoint.
 fn stop_channels(shared: &Shared, callbacks: &mut Vec<Callback>) {
-    let begin = Instant::now();
+    let (begin, limit) = (Instant::now(), shared.engine().config.close_limit());
     loop {
         let mut engine = shared.engine();
         shared.serve_inbox(&mut engine);
         engine.flush();
         let elapsed = begin.elapsed();
-        if elapsed <= CLOSE_LIMIT {
+        if elapsed <= limit {
             engine.end_open(&ChannelError::Stopped);
         } else {
             engine.end_all(&ChannelError::Stopped);
         }
         engine.poll(None);
         engine.take_callbacks(callbacks);
-        if engine.is_idle() || elapsed > CLOSE_LIMIT + STOP_LIMIT {
+        if engine.is_idle() || elapsed > limit + STOP_LIMIT {
             engine.stop(&ChannelError::Stopped);
             let carrier = engine.replace_carrier(Box::new(Closed::new()));
             engine.take_callbacks(callbacks);
@@ -160,8 +158,8 @@ fn leave(shared: &Shared, callbacks: &mut Vec<Callback>) {
 /// A reactor is one endpoint: its sockets, or a libfabric endpoint. Its thread runs all callbacks, one after another. A
 /// callback must not block: while it runs, the reactor does nothing else, and peers that get no answer for
 /// [`Config::lost_after`] give up. A callback may use all channels. Dropping the reactor ends its channels with
-/// [`ChannelError::Stopped`], except that those that are closing get a second to finish; [`Reactor::shutdown`] closes
-/// all of them first.
+/// [`ChannelError::Stopped`], except that those that are closing get a tenth of [`Config::lost_after`], from one second
+/// to a minute, to finish; [`Reactor::shutdown`] closes all of them first.
 pub struct Reactor {
     shared: Arc<Shared>,
     thread: Option<JoinHandle<()>>,
