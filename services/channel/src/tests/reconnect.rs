@@ -12,8 +12,8 @@ use super::malformed::hello;
 use super::model::{Shared, World, body, engine, finish, read, write};
 use crate::carrier::tags::endpoint::{CONTROL, Completion, Endpoint, Received};
 use crate::proto::Opened;
-use crate::proto::wire::{Control, Kind};
-use crate::{ChannelError, Config, Reason};
+use crate::proto::wire::{Control, Kind, Transport};
+use crate::{Address, ChannelError, Config, Reason};
 
 const STEP: Duration = Duration::from_micros(50);
 
@@ -158,6 +158,25 @@ fn forged_hello_does_not_end_a_channel() {
     write(&mut world.engines[1], remote, &ends[1], 1);
     finish(&mut world, [(0, local), (1, remote)], &ends);
     check(&ends, 0);
+}
+
+/// A challenge without the secret of the connect gets no response.
+#[test]
+fn forged_challenge_is_ignored() {
+    let mut world = World::new(1, false, 1, &Config::default());
+    let mut other = world.net.endpoint();
+    let (to, name) = (other.insert(b"fake-0").unwrap(), other.abilities.name.clone());
+    let address = Address { transport: Transport::Tags, listener: 0, secret: Some(5), name };
+    world.engines[0].connect(&address, Duration::from_secs(10), Box::new(|_| ()));
+    let secret = world.engines[0].state_of(0).unwrap().secret;
+    // The hello, and later the response.
+    for (secret, messages) in [(secret ^ 1, 1), (secret, 2)] {
+        let challenge = Control::new(Kind::PathChallenge, 0, secret);
+        other.post(to, CONTROL | challenge.kind as u64, challenge.emit(&[]));
+        other.completions();
+        (0..3).for_each(|_| world.step(Duration::ZERO));
+        assert_eq!(world.net.unmatched(1), messages);
+    }
 }
 
 /// What a peer wrote before it closed is read before its next channel takes the place of the last.
