@@ -1,14 +1,14 @@
 //! Windows: what may be unread at the peer; and over tags lengths at once, long payloads a few at a time.
 
 use super::fake_network::{Fake, Net};
-use crate::Payload;
 use crate::carrier::Closed;
 use crate::carrier::tags::endpoint::{Addr, SessionId};
 use crate::carrier::tags::outgoing::{Outgoing, PAYLOAD_WINDOW};
-use crate::proto::ReadId;
 use crate::proto::carrier::Peer;
 use crate::proto::incoming::{Incoming, ReadReport};
 use crate::proto::outgoing;
+use crate::proto::{Callback, ReadId};
+use crate::{ChannelError, Payload};
 
 /// `count` messages of `len` bytes, and an endpoint that copies short messages and has a payload window.
 fn writer(count: usize, len: usize) -> (Outgoing, Fake) {
@@ -120,6 +120,18 @@ fn longer_message_is_offered_and_sent_for_a_waiting_read() {
     assert_eq!(pump(&mut writer), (2, None), "it has room for a shorter one");
     writer.peer_read_to(2, true);
     assert_eq!(pump(&mut writer), (3, None));
+}
+
+#[test]
+fn messages_that_a_closing_peer_has_read_count_as_written() {
+    let (mut writer, mut callbacks) = (writer_to_reader(&[1; 3]), Vec::new());
+    pump(&mut writer);
+    writer.end_at(2, ChannelError::Closed { peer: "a peer".into() }, &mut callbacks);
+    for (id, results) in [(1, &[][..]), (0, &[true, true, false])] {
+        writer.sent(id, Payload::word(0), &mut callbacks);
+        let got = callbacks.drain(..).map(|callback| matches!(callback, Callback::Write(_, Ok(_))));
+        assert_eq!(got.collect::<Vec<_>>(), results, "after {id}");
+    }
 }
 
 #[test]
