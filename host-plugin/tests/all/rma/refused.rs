@@ -183,6 +183,22 @@ fn memory_that_a_put_named_is_refused_once_deregistered() {
     });
 }
 
+#[test]
+fn memory_stays_registered_for_puts_in_flight() {
+    rma_alone("memory_stays_registered_for_puts_in_flight", &[vec![]], 16, |plugin| {
+        ranks(&plugin, 1, move |comm| {
+            const SIZE: usize = 1 << 20;
+            let (source, target) = (register(&comm, SIZE), register(&comm, SIZE));
+            let context = comm.create_context(1).expect("a context");
+            let put = |_| context.put(transfer(0, source.at(0), target.at(0), SIZE), None).expect("a put");
+            let puts = (0..256).map(put).collect();
+            let _bytes = source.memory().clone();
+            drop(source);
+            finish(&context, puts);
+        });
+    });
+}
+
 /// Checks that the refused calls did no harm.
 fn works(context: &RmaContext, memory: &RmaMemory) {
     assert!(!context.has_error().expect("an answer"));
