@@ -11,7 +11,7 @@ use std::collections::{BTreeSet, HashMap};
 #[derive(Default)]
 pub(crate) struct Rules {
     reports: Vec<Report>,
-    /// The requests whose raises somebody has seen.
+    /// The requests that raise a signal at which somebody looks.
     seen: BTreeSet<usize>,
     /// Processes that look at signals whose ids aren't known.
     unclear: BTreeSet<usize>,
@@ -149,7 +149,7 @@ impl Rules {
         }
     }
 
-    /// Notes which requests' raises a look has counted: all, or it doesn't say which.
+    /// Notes which requests raise a signal that somebody looks at.
     fn see(&mut self, pass: &Pass<'_>, at: usize, look: &Look) {
         let moment = &pass.run.moments[at];
         if pass.run.completions(moment.process, look.address, moment.time).next().is_some() {
@@ -161,10 +161,8 @@ impl Rules {
             }
             return;
         }
-        let (raises, count) = pass.run.raises(moment, look);
-        if raises.iter().map(|raise| raise.amount).sum::<u64>() <= count {
-            self.seen.extend(raises.iter().map(|raise| raise.request));
-        }
+        // The last raises of a signal that frees a buffer need no wait.
+        self.seen.extend(pass.run.raises(moment, look).0.iter().map(|raise| raise.request));
     }
 
     /// A note: signals of a context that was closed, for which nobody had waited.

@@ -293,3 +293,15 @@ fn a_context_is_closed_after_what_its_peers_send() {
         assert_eq!(world.reports(), expected, "waits: {waits}, flushes: {flushes}");
     }
 }
+
+#[test]
+fn the_last_raises_of_a_signal_that_is_waited_for_are_not_noted() {
+    let mut world = World::new();
+    world.put(0, 1, 0, false);
+    world.wait(1, 1);
+    world.put(0, 2, 64, false);
+    world.flush(0);
+    world.gpu(0, Event::Ended { launch: 0 });
+    world.close(1);
+    assert_eq!(world.reports(), []);
+}
