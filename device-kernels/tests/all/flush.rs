@@ -309,6 +309,16 @@ fn signal_of_long_put_waits_for_its_first_part() {
     }
 }
 
+/// A count that depends on a failed request never comes.
+#[test]
+fn card_error_ends_wait_for_signal() {
+    for policy in [POLICY_COMBINING, POLICY_LOCKED] {
+        let (test, _) = context_with(policy, &Extras { errors: leak(1_u64), ..NO_EXTRAS });
+        test.context.set_timeout_ns(1_000_000);
+        assert_eq!(test.context.wait_signal(0, 1), Err(Status::CardError), "policy {policy}");
+    }
+}
+
 /// The count may depend on deferred posts of the same endpoint.
 #[test]
 fn wait_for_signal_rings_deferred_posts() {
