@@ -72,33 +72,6 @@ fn wait_in_callback_is_refused() {
     drop(here);
 }
 
-/// One channel after another between the same two endpoints, in either direction, leaving messages of the earlier ones
-/// unread.
-#[test]
-fn same_endpoints_connect_repeatedly() {
-    let config = patient();
-    let reactors = [Reactor::open(&config).unwrap(), Reactor::open(&config).unwrap()];
-    for round in 0..4usize {
-        let (here, there) = (&reactors[round / 2], &reactors[1 - round / 2]);
-        let listener = here.listen().unwrap();
-        let (b, a) = (listener.accept(), there.connect(listener.address()));
-        let (a, b) = (a.wait_for(LIMIT).unwrap(), b.wait_for(LIMIT).unwrap());
-        for number in 0..20 {
-            let bytes = vec![round as u8 + 1; 100 * number];
-            let sent = (a.send(bytes.clone()), b.send(bytes.clone()));
-            assert_eq!(b.receive().wait_for(LIMIT).unwrap(), bytes);
-            assert_eq!(a.receive().wait_for(LIMIT).unwrap(), bytes);
-            sent.0.wait_for(LIMIT).unwrap();
-            sent.1.wait_for(LIMIT).unwrap();
-        }
-        for _ in 0..20 {
-            b.write(b"unread", |_| ());
-        }
-        a.close(LIMIT).wait_for(LIMIT).unwrap();
-        assert!(matches!(b.receive().wait_for(LIMIT), Err(ChannelError::Closed { .. })));
-    }
-}
-
 /// Both ends have the secret, so the address may be public; a reactor with another secret gets no channel.
 #[test]
 fn peers_with_the_secret_connect_by_host_and_port() {
