@@ -103,7 +103,8 @@ fn child() {
                     listener.accept().wait().unwrap()
                 }
             };
-            let exchange = exchange(&channel, 1, 2, u64::MAX, 16);
+            let seed = var("FERROGIN_TEST_SEED").map_or(0, |seed| seed.parse().unwrap());
+            let exchange = exchange(&channel, seed, seed + 1000, u64::MAX, 16);
             let _ = exchange.reads.recv();
         }
         other => panic!("{other}"),
@@ -378,7 +379,7 @@ fn kill_once(way: &Way, moment: u64) {
         let address = parse(&process.wait_for("ADDRESS "));
         (process, reactor.connect(&address).wait_for(LIMIT).unwrap())
     };
-    let exchange = exchange(&channel, 2, 1, u64::MAX, 16);
+    let exchange = exchange(&channel, 1000, 0, u64::MAX, 16);
     std::thread::sleep(Duration::from_micros(random.next_u64() % 60_000));
     process.signal(libc::SIGKILL);
     assert_ended(&exchange, &channel);
@@ -388,11 +389,12 @@ fn kill_once(way: &Way, moment: u64) {
 fn killed_clients_are_followed(way: &Way, notices_death: bool) {
     let reactor = Reactor::open(&way.config()).unwrap();
     let listener = reactor.listen().unwrap();
-    let address = [("FERROGIN_TEST_ADDRESS", hex(&listener.address().to_bytes()))];
-    for _ in 0..4 {
-        let client = start_peer(way, "forever", &address);
+    let address = ("FERROGIN_TEST_ADDRESS", hex(&listener.address().to_bytes()));
+    for seed in 0..4u64 {
+        let seeded = [address.clone(), ("FERROGIN_TEST_SEED", seed.to_string())];
+        let client = start_peer(way, "forever", &seeded);
         let channel = listener.accept().wait_for(LIMIT).unwrap();
-        settle(exchange(&channel, 2, 1, 200, 16), 200);
+        settle(exchange(&channel, seed + 1000, seed, 200, 16), 200);
         client.signal(libc::SIGKILL);
         if notices_death {
             let error = std::iter::repeat_with(|| channel.receive().wait_for(LIMIT)).find_map(Result::err).unwrap();
@@ -424,7 +426,7 @@ fn only_the_stopped_peer_is_given_up() {
     let address = [("FERROGIN_TEST_ADDRESS", hex(&listener.address().to_bytes()))];
     let start = || (start_peer(&way, "forever", &address), listener.accept().wait_for(LIMIT).unwrap());
     let ((stopped, silent), (_running, lively)) = (start(), start());
-    let running = exchange(&lively, 2, 1, 3000, 16);
+    let running = exchange(&lively, 1000, 0, 3000, 16);
     stopped.signal(libc::SIGSTOP);
     let error = loop {
         if let Err(error) = silent.receive().wait_for(LIMIT) {

@@ -6,10 +6,15 @@ use std::sync::{Arc, Mutex, mpsc};
 use ferrogin_channel::{Channel, ChannelError};
 use ferrogin_test_support::Random;
 
+/// Returns what the length and the bytes of message `number` from sender `seed` are made of.
+fn random(seed: u64, number: u64) -> Random {
+    Random::new(seed.wrapping_mul(0x1234_5678_9abc_def1) ^ number)
+}
+
 /// Returns the length of message `number` from sender `seed`: every magnitude up to 8 MiB, larger ones more rarely,
 /// including 0 and the largest.
 pub fn size_of(seed: u64, number: u64) -> usize {
-    let mut random = Random::new(seed.wrapping_mul(0x1234_5678_9abc_def1) ^ number);
+    let mut random = random(seed, number);
     let magnitude = random.next_u64().trailing_zeros().min(11);
     match (number % 64, number % 4096) {
         (_, 77) => 8 << 20,
@@ -21,7 +26,7 @@ pub fn size_of(seed: u64, number: u64) -> usize {
 /// Returns the bytes of message `number` from sender `seed`, in the memory of `room`.
 fn fill(mut room: Vec<u8>, seed: u64, number: u64) -> Vec<u8> {
     let len = size_of(seed, number);
-    let mut random = Random::new(seed.wrapping_mul(31).wrapping_add(number));
+    let mut random = random(seed, number);
     room.clear();
     room.reserve(len + 8);
     while room.len() < len {
@@ -32,7 +37,7 @@ fn fill(mut room: Vec<u8>, seed: u64, number: u64) -> Vec<u8> {
 }
 
 fn is_right(bytes: &[u8], seed: u64, number: u64) -> bool {
-    let mut random = Random::new(seed.wrapping_mul(31).wrapping_add(number));
+    let mut random = random(seed, number);
     bytes.len() == size_of(seed, number)
         && bytes.chunks(8).all(|chunk| *chunk == random.next_u64().to_le_bytes()[..chunk.len()])
 }
