@@ -276,7 +276,12 @@ fn replayed_hello_changes_nothing() {
     raw.send_bytes(&frame(frame::Kind::Message, b"abc"));
     // The answer to this ping comes after those to the hellos.
     raw.send(Control::new(Kind::Ping, welcome.from, welcome.sender_secret));
-    assert_eq!(raw.answer().kind, Kind::Pong, "a replayed hello is answered");
+    let mut answers = Vec::new();
+    wait_until("a pong", || {
+        answers.extend(raw.receive().iter().map(|answer| answer.kind));
+        answers.contains(&Kind::Pong)
+    });
+    assert_eq!(answers, [Kind::Pong], "a replayed hello is answered");
     assert_eq!(channel.receive().wait_for(HANG_LIMIT).unwrap(), b"abc");
     assert!(second.wait_for(Duration::from_millis(1)).is_err(), "a replayed hello opened a channel");
 }
