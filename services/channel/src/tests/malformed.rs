@@ -38,8 +38,10 @@ struct Peers {
     malformed: Box<dyn Endpoint>,
     to: Addr,
     channel: u32,
-    /// Results of the reads on the malformed peer's channel.
+    /// Results of the operations on the malformed peer's channel.
     got: Got,
+    /// The reason in the last abort that the malformed peer received.
+    aborted: Option<Reason>,
 }
 
 fn provider(lib: &Arc<Libfabric>) -> Provider {
@@ -73,32 +75,37 @@ impl Peers {
         let (good_channel, _) = world.connect(1);
         let malformed: Box<dyn Endpoint> = Box::new(Net::new(1, false).endpoint());
         let (to, got) = (Addr(0), Got::default());
-        let mut peers = Self { network, world, address, good_channel, malformed, to, channel: 0, got };
+        let mut peers = Self { network, world, address, good_channel, malformed, to, channel: 0, got, aborted: None };
         peers.meet();
         peers
     }
 
-    /// Opens a channel to a new malformed peer, and reads from it.
+    /// Opens a channel to a new malformed peer, whose first message is the last before the ids wrap, and reads from it.
     fn meet(&mut self) {
         self.malformed = match &self.network {
             Network::Fake(net) => Box::new(net.endpoint()),
             Network::Card(lib) => Box::new(provider(lib)),
         };
-        (self.to, self.got) = (self.malformed.insert(&self.address.name).unwrap(), Got::default());
+        (self.to, self.got, self.aborted) = (self.malformed.insert(&self.address.name).unwrap(), Got::default(), None);
         let opened: Arc<Mutex<Option<u32>>> = Arc::default();
         let of_call = Arc::clone(&opened);
         let accepted = move |result: Result<Opened, _>| *of_call.lock().unwrap() = Some(result.unwrap().channel);
         self.world.engines[0].accept(self.address.listener, 0, Box::new(accepted));
-        self.send(CONTROL | 1, hello(&self.address).emit(&self.malformed.abilities().name));
+        let hello = Control { id: u32::MAX, ..hello(&self.address) };
+        self.send(CONTROL | 1, hello.emit(&self.malformed.abilities().name));
         self.malformed.receive_control(self.to);
         self.run_until("a channel", |_| opened.lock().unwrap().is_some());
         self.channel = opened.lock().unwrap().unwrap();
-        for _ in 0..3 {
+        for _ in 0..4 {
             let got = Arc::clone(&self.got);
             let done =
                 move |result: Result<(u64, Vec<u8>), _>| got.lock().unwrap().push(result.map(|(_, bytes)| bytes));
             self.world.engines[0].read(self.channel, 0, Vec::new(), Box::new(done));
         }
+        self.send(PAYLOAD | u64::from(u32::MAX), b"good".to_vec());
+        self.send(LENGTH | u64::from(u32::MAX), 4u64.to_le_bytes().to_vec());
+        self.run_until("a message", |peers| !peers.got.lock().unwrap().is_empty());
+        assert_eq!(self.got.lock().unwrap().pop(), Some(Ok(b"good".to_vec())));
     }
 
     /// Returns the secret of the malformed peer's channel.
@@ -110,7 +117,7 @@ impl Peers {
         self.malformed.post(self.to, tag, bytes);
     }
 
-    /// Advances the time; the malformed peer answers pings.
+    /// Advances the time; the malformed peer answers pings and keeps the reason of an abort.
     fn step(&mut self) {
         let by = match self.network {
             Network::Fake(_) => Duration::from_millis(100),
@@ -120,10 +127,18 @@ impl Peers {
         for completion in self.malformed.completions() {
             let Completion::Received(Received { bytes, .. }) = completion else { continue };
             self.malformed.receive_control(self.to);
-            if let Some((ping, _)) = Control::parse(&bytes).filter(|(control, _)| control.kind == Kind::Ping) {
-                let secret = self.secret();
-                let pong = Control { kind: Kind::Pong, to: ping.from, from: 7, secret, ..ping }.emit(&[]);
-                self.send(CONTROL | Kind::Pong as u64, pong);
+            let (control, _) = Control::parse(&bytes).unwrap();
+            match control.kind {
+                Kind::Ping => {
+                    let secret = self.secret();
+                    let pong = Control { kind: Kind::Pong, to: control.from, from: 7, secret, ..control }.emit(&[]);
+                    self.send(CONTROL | Kind::Pong as u64, pong);
+                }
+                Kind::Abort => {
+                    assert_eq!((control.to, control.secret), (7, 1234));
+                    self.aborted = Some(Reason::of(control.value));
+                }
+                _ => {}
             }
         }
     }
@@ -139,15 +154,19 @@ impl Peers {
         });
     }
 
-    /// Asserts that the malformed peer's channel and its reads end with an error that satisfies `is`, and that the good
-    /// one works.
+    /// Asserts that the malformed peer's channel, its reads and a later write end with one error, which satisfies `is`,
+    /// and that the good one works.
     fn assert_ended(&mut self, is: impl Fn(&ChannelError) -> bool) {
         self.run_until("the end of the reads", |peers| peers.got.lock().unwrap().len() == 3);
+        let got = Arc::clone(&self.got);
+        let done = move |result: Result<Payload, _>| got.lock().unwrap().push(result.map(Payload::into_vec));
+        self.world.engines[0].write(self.channel, 0, Payload::from(b"after the end"), Box::new(done));
+        self.run_until("the end of the write", |peers| peers.got.lock().unwrap().len() == 4);
+        let ends = std::mem::take(&mut *self.got.lock().unwrap());
+        let error = ends[0].as_ref().expect_err("with an error");
         let peer = wire::label(&self.malformed.abilities().name);
-        for result in self.got.lock().unwrap().iter() {
-            let error = result.as_ref().expect_err("with an error");
-            assert!(is(error) && error.to_string().contains(&*peer), "{error}");
-        }
+        assert!(is(error) && error.to_string().contains(&*peer), "{error}");
+        assert!(ends.iter().all(|end| end.as_ref() == Err(error)), "{ends:?}");
         self.assert_good_channel_works();
     }
 
@@ -162,7 +181,7 @@ impl Peers {
         assert_eq!(got.lock().unwrap().as_deref(), Some(&b"fine"[..]));
     }
 
-    /// Sends the messages, and asserts that they end the channel with the violation.
+    /// Sends the messages, and asserts that they end the channel with the violation, of which the peer is told.
     fn assert_violation(&mut self, messages: &[(u64, &[u8])], expected: Violation) {
         messages.iter().for_each(|(tag, bytes)| self.send(*tag, bytes.to_vec()));
         self.assert_ended(|error| match error {
@@ -172,6 +191,8 @@ impl Peers {
             ChannelError::Protocol { violation, .. } => *violation == expected,
             _ => false,
         });
+        self.run_until("an abort", |peers| peers.aborted.is_some());
+        assert_eq!(self.aborted, Some(Reason::Violation));
         self.meet();
     }
 }
@@ -235,6 +256,10 @@ fn assert_violations(mut peers: Peers) {
     peers.assert_violation(&[(LENGTH, THREE), (PAYLOAD, &[5; 300_000])], PayloadTooLong { id: 0, stated: 3 });
     peers.assert_violation(&[(PAYLOAD, b"a"), (LENGTH, &[0; 8])], PayloadTooLong { id: 0, stated: 0 });
     peers.assert_violation(&[(LENGTH, THREE), (PAYLOAD, b"ab")], PayloadLength { id: 0, stated: 3, got: 2 });
+    peers.assert_violation(
+        &[(PAYLOAD, b"abc"), (LENGTH, &[4, 0, 0, 0, 0, 0, 0, 0])],
+        PayloadLength { id: 0, stated: 4, got: 3 },
+    );
     for len in [1001, 1 << 32, 1 << 63, u64::MAX] {
         peers.assert_violation(&[(LENGTH, &len.to_le_bytes())], TooLong { id: 0, len, max: 1000 });
     }
