@@ -17,7 +17,7 @@ use crate::Payload;
 pub(crate) const PAYLOAD_WINDOW: usize = 4 << 20;
 
 struct Message {
-    /// How many of its two parts haven't been sent.
+    /// How many of its two parts haven't been sent. An endpoint reports each once.
     unsent: u8,
     bytes: usize,
     /// None while the endpoint has it.

@@ -165,7 +165,10 @@ impl Provider {
     fn release(&mut self, index: u32) -> (Token, Usage) {
         let record = &mut self.records[index as usize];
         let usage = std::mem::replace(&mut record.usage, Usage::Free);
-        self.free.push(index);
+        // Not twice for an operation that the provider completes twice: two later operations would share the record.
+        if !matches!(usage, Usage::Free) {
+            self.free.push(index);
+        }
         (record.token, usage)
     }
 
@@ -428,5 +431,29 @@ impl endpoint::Endpoint for Provider {
 
     fn may_wait(&self) -> bool {
         self.queue.queue().may_wait()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::carrier::tags::endpoint::Operation;
+    use ferrogin_test_support::libraries;
+
+    #[test]
+    fn second_completion_of_an_operation_is_dropped() {
+        for lib in libraries("second_completion_of_an_operation_is_dropped") {
+            let mut provider = Provider::open(&lib, "tcp;ofi_rxm", Some("127.0.0.1"), 1).unwrap();
+            let token = Token { operation: Operation::SendLength, session: None, id: 0 };
+            let (_, context) = provider.begin(token, Usage::Send(Payload::word(0)));
+            let mut completions = Vec::new();
+            for _ in 0..2 {
+                let completion = TaggedCompletion { context, ..TaggedCompletion::EMPTY };
+                provider.complete(&completion, bindings::FI_ADDR_NOTAVAIL, &mut completions);
+            }
+            assert_eq!(completions.len(), 1);
+            let [first, second] = [(); 2].map(|()| provider.begin(token, Usage::Peek).0);
+            assert_ne!(first, second, "two operations share a record");
+        }
     }
 }
