@@ -128,6 +128,6 @@ def test_blocks_of_the_manual_are_parts_of_tested_files() -> None:
     files = [file.read_text() for file in [*EXAMPLES.glob("*.py"), *Path(__file__).parent.rglob("*.py")]]
     manuals = [ROOT / "docs" / "python.md", EXAMPLES.parent / "README.md"]
     blocks = [block for file in manuals for block in re.findall(r"```python\n(.*?)```", file.read_text(), flags=re.DOTALL)]
-    assert len(blocks) == 6
+    assert blocks
     for block in blocks:
         assert any(block in file for file in files), f"no tested file has the block\n{block}"
