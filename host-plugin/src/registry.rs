@@ -40,7 +40,7 @@ pub enum Kind {
     RmaComm = 11,
     /// From its `regMrSym`.
     RmaMemory = 12,
-    /// From its `createContext`.
+    /// From its `createContext`. The objects of this kind and those that follow are [`Owned`].
     RmaContext = 13,
     /// From a test.
     #[cfg(test)]
@@ -133,9 +133,10 @@ extern "C" fn forked() {
 fn own() {
     static NOTICES_FORKS: OnceLock<()> = OnceLock::new();
     NOTICES_FORKS.get_or_init(|| {
+        // Without memory for the handler this fails, and a forked process's calls aren't refused. That matters only to
+        // programs that fork and break the rules, so this process may go on.
         // SAFETY: the handler stores a number. The library stays loaded (build.rs), so the handler does too.
-        let code = unsafe { libc::pthread_atfork(None, None, Some(forked)) };
-        assert_eq!(code, 0, "pthread_atfork");
+        let _ = unsafe { libc::pthread_atfork(None, None, Some(forked)) };
     });
     OWNER.store(std::process::id(), Ordering::Relaxed);
 }
@@ -174,7 +175,8 @@ impl Slot {
     /// Returns whether this is the slot's open handle. The answer lasts while the object's lock is held.
     fn has(&self, handle: *const c_void) -> bool {
         let now = self.handle.load(Ordering::Acquire);
-        now == handle as u64 || (now != 0 && now == without_kind(handle as u64))
+        let is_taken = || is_owned(kind_bits(handle)) && now == without_kind(handle as u64);
+        now == handle as u64 || (now != 0 && is_taken())
     }
 
     /// Takes the owned object for this thread. Otherwise returns the word that the slot has instead of this handle.
@@ -269,6 +271,11 @@ fn kind_bits(handle: *const c_void) -> u64 {
     handle as u64 & 0xf
 }
 
+/// Returns whether objects of a kind are [`Owned`].
+const fn is_owned(kind: u64) -> bool {
+    kind >= Kind::RmaContext as u64
+}
+
 fn without_kind(handle: u64) -> u64 {
     handle & !0xf
 }
@@ -280,6 +287,12 @@ pub fn place(handle: *const c_void) -> usize {
 
 fn generation_of(handle: *const c_void) -> u64 {
     handle as u64 >> GENERATION_SHIFT & ((1 << GENERATION_BITS) - 1)
+}
+
+/// Creates a block in place: with 128 KiB, it may be too large for the caller's stack.
+fn new_block() -> Box<[Slot; BLOCK]> {
+    let slots: Box<[Slot]> = (0..BLOCK).map(|_| Slot::default()).collect();
+    slots.try_into().unwrap_or_else(|_| unreachable!("the block has this size"))
 }
 
 /// Takes a free slot for a new handle.
@@ -295,7 +308,7 @@ fn take_slot(kind: Kind) -> Option<(&'static Slot, *mut c_void)> {
     };
     own();
     free.generation = (free.generation + 1) & ((1 << GENERATION_BITS) - 1);
-    let slot = &SLOTS[place / BLOCK].get_or_init(|| Box::new(std::array::from_fn(|_| Slot::default())))[place % BLOCK];
+    let slot = &SLOTS[place / BLOCK].get_or_init(new_block)[place % BLOCK];
     let handle = MARK | free.generation << GENERATION_SHIFT | (place as u64) << SLOT_SHIFT | kind as u64;
     Some((slot, handle as *mut c_void))
 }
@@ -320,6 +333,7 @@ pub fn insert<T: Any + Send + Sync>(kind: Kind, object: Arc<T>) -> Option<*mut c
 /// Creates a handle for an object that one thread at a time uses, through [`with`]; returns `None` if a million handles
 /// are open.
 pub fn insert_owned<T: Owned>(object: T) -> Option<*mut c_void> {
+    const { assert!(is_owned(T::KIND as u64)) };
     let (slot, handle) = take_slot(T::KIND)?;
     slot.owned.store(Box::into_raw(Box::new(object)).cast(), Ordering::Relaxed);
     slot.open(handle);
@@ -495,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn closed_handle_never_waits_for_the_object_in_its_place() {
+    fn closed_or_forged_handle_never_names_or_waits_for_the_object_in_its_place() {
         let closed = insert(Kind::RmaMemory, Arc::new(1u8)).unwrap();
         remove::<u8>(closed, Kind::RmaMemory).unwrap();
         // Other tests take places too.
@@ -513,6 +527,9 @@ mod tests {
                 assert!(with(forged, |_: &mut u8| ()).is_err());
                 assert!(remove_owned::<u8>(forged).is_err() && fault(forged, Kind::Test).is_err());
                 assert_eq!(with_tag(tag(stale), |_, _: &mut u8| ()), None);
+                let of_context = (open as usize ^ Kind::Test as usize ^ Kind::Context as usize) as *const c_void;
+                assert!(fault(of_context, Kind::Context).is_err(), "another kind while the object is taken");
+                assert_eq!(fault(open, Kind::Test), Ok(false));
             };
             with(open, refused).unwrap();
             let found = |handle, object: &mut u8| (handle, *object);
