@@ -208,8 +208,9 @@ fn deregister(comm: &RmaComm, handle: Handle) {
         comm.registered.remove(memory.number);
         for context in comm.contexts.all() {
             let _ = with(context, |context| {
-                let known = context.memories.forget(handle as usize);
-                known.inspect(|memory| context.engine.keep(memory))
+                // The context may have learned another handle in this one's place already, and still use the memory.
+                context.memories.forget(handle as usize);
+                context.engine.keep(&memory);
             });
         }
     }

@@ -269,10 +269,11 @@ impl Memories {
         Ok(())
     }
 
-    /// Forgets memory whose handle has been closed, and returns it if it was known.
-    pub fn forget(&mut self, handle: usize) -> Option<Arc<Memory>> {
-        self.get(handle)?;
-        self.0[registry::place(handle as *const c_void)].take().map(|(_, memory)| memory)
+    /// Forgets memory whose handle has been closed.
+    pub fn forget(&mut self, handle: usize) {
+        if self.get(handle).is_some() {
+            self.0[registry::place(handle as *const c_void)] = None;
+        }
     }
 }
 
