@@ -318,7 +318,15 @@ impl Engine {
             && let Some(Waiting { ends, offsets, size, signal, request }) = self.outbound(stream).waiting.pop_front()
         {
             let ends = ends.as_ref().map(|(near, far)| (near, far, far.peer(stream.peer)));
-            self.start(stream, number, Transfer { ends, offsets, size, more_follows: false }, signal, request)?;
+            let put = Transfer { ends, offsets, size, more_follows: false };
+            let started = self.start(stream, number, put, signal, request);
+            // If deregMrSym came while the signal waited, this may be the last reference; otherwise it will call `keep`.
+            if let Some((near, ..)) = ends
+                && !self.inbound.registered.has(near.number)
+            {
+                self.keep(near);
+            }
+            started?;
             self.part_done(request, stream.peer);
         }
         Ok(())

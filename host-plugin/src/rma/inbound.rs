@@ -53,7 +53,7 @@ pub struct Inbound {
     immediate: Immediate,
     /// The secret that messages to this rank carry.
     token: u64,
-    registered: Arc<Registered>,
+    pub(super) registered: Arc<Registered>,
     streams: Vec<Option<Box<Stream>>>,
     additions: VecDeque<Addition>,
     /// Word writes that haven't completed.

@@ -323,10 +323,13 @@ impl Lane {
                     Some((memory, offset)) => Local::Memory(memory, *offset),
                     None => Local::Bytes(&queued.bytes),
                 };
+                let at = self.free;
                 if !self.start(queued.post, local, if left > 0 { bindings::FI_MORE } else { 0 })? {
                     self.queue.push_front(queued);
                     return Ok(());
                 }
+                // This may be the last reference: deregMrSym may have come while the operation was queued.
+                self.operations[at].kept = queued.memory.map(|(memory, _)| memory);
             }
         }
         Ok(())

@@ -222,6 +222,11 @@ impl Registered {
         self.0.write().remove(&number);
     }
 
+    /// Returns whether there is a registration with this number.
+    pub fn has(&self, number: u32) -> bool {
+        self.0.read().contains_key(&number)
+    }
+
     /// Returns the registrations, which stay until the guard is dropped.
     pub fn read(&self) -> RwLockReadGuard<'_, BTreeMap<u32, Arc<Memory>>> {
         self.0.read()

@@ -5,7 +5,7 @@ use crate::harness::{gpu_memory, rma_alone, software_gpu};
 use ferrogin_test_support::Random;
 use ferrogin_test_support::wait::poll_until;
 use mini_nccl::DeviceMemory;
-use mini_nccl::rma::{RmaComm, RmaPlugin, Signal};
+use mini_nccl::rma::{RmaComm, RmaPlugin, Signal, Transfer};
 use std::sync::Arc;
 
 /// Size of a registration in bytes.
@@ -114,4 +114,42 @@ fn source_may_change_once_its_put_is_done() {
             polling(&context, || comm.barrier().expect("all ranks"));
         });
     });
+}
+
+/// Deregisters the sources of puts that no card has yet: queued ones, or those that follow a full window of signals.
+fn deregister_sources(test: &str, signals: usize) {
+    // The card reads the source late.
+    let card = [("SOFTEFA_FAULTS", "seed=24,delay_us=20000..20000")];
+    rma_alone(test, &[card.to_vec()], 16, move |plugin| {
+        ranks(&plugin, 1, move |comm| {
+            let (memory, context) = (register(&comm, 4096), comm.create_context(1).expect("a context"));
+            let signal = Signal { word: memory.at(0), value: 1, strong: true };
+            let bytes = [1, 2].map(|value| {
+                let bytes = Arc::new(DeviceMemory::alloc(64).expect("memory"));
+                bytes.store(0, value);
+                bytes
+            });
+            let sources = bytes.each_ref().map(|bytes| comm.register(bytes, 0).expect("a registration"));
+            let earlier = transfer(0, memory.at(8), memory.at(16), 8);
+            let mut requests: Vec<_> =
+                (0..signals).map(|_| context.put(earlier, Some(signal)).expect("a signal")).collect();
+            for (source, to) in sources.iter().zip([24, 32]) {
+                let put = Transfer { aggregate: true, ..transfer(0, source.at(0), memory.at(to), 8) };
+                requests.push(context.put(put, (signals > 0).then_some(signal)).expect("a put"));
+            }
+            drop(sources);
+            finish(&context, requests);
+            assert_eq!([24, 32].map(|at| memory.memory().load(at)), [1, 2]);
+        });
+    });
+}
+
+#[test]
+fn source_of_a_queued_put_stays_registered_until_the_put_is_done() {
+    deregister_sources("source_of_a_queued_put_stays_registered_until_the_put_is_done", 0);
+}
+
+#[test]
+fn source_of_a_put_behind_a_full_window_stays_registered_until_the_put_is_done() {
+    deregister_sources("source_of_a_put_behind_a_full_window_stays_registered_until_the_put_is_done", 256);
 }
