@@ -15,7 +15,7 @@ use super::words::{Name, Word, Words};
 use crate::error::{DataResult, Error};
 use crate::metrics::Guard;
 use crate::shortage;
-use ferrogin_libfabric::bindings;
+use ferrogin_libfabric::{Read, bindings};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -474,7 +474,8 @@ impl Engine {
             let mut more = false;
             self.is_quiet = true;
             for lane in 0..self.lanes.len() {
-                let count = self.lanes[lane].read()?;
+                let read = self.lanes[lane].read()?;
+                let count = if let Read::Entries(count) = read { count } else { 0 };
                 for at in 0..count {
                     match self.lanes[lane].event(at) {
                         Some(Event::Done(Note::Part { request, stream, put })) => {
@@ -486,12 +487,11 @@ impl Engine {
                     }
                 }
                 if let Some(failure) = self.lanes[lane].failure() {
-                    (more, self.is_quiet) = (true, false);
                     self.failed(failure)?;
                 }
                 // The next call to rmaProgress handles what has arrived meanwhile.
-                more |= count == BATCH;
-                self.is_quiet &= count == 0;
+                more |= may_be_followed(read);
+                self.is_quiet &= read == Read::Entries(0);
                 self.lanes[lane].refill()?;
             }
             self.apply()?;
@@ -694,6 +694,11 @@ impl Engine {
     }
 }
 
+/// Returns whether entries that weren't read may be behind those that were.
+fn may_be_followed(read: Read) -> bool {
+    matches!(read, Read::Failure | Read::Entries(BATCH))
+}
+
 fn message_post(access: Access, peer: usize, note: Note) -> Post {
     Post { access, peer, len: size_of::<Record>(), remote: (0, 0), note, more_follows: false }
 }
@@ -716,4 +721,16 @@ fn lost_text(rank: usize, lost: usize) -> String {
 fn ranks_text(ranks: impl Iterator<Item = usize>) -> String {
     let ranks: Vec<_> = ranks.map(|rank| rank.to_string()).collect();
     format!("{} {}", if ranks.len() == 1 { "rank" } else { "ranks" }, ranks.join(", "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Even if the failure is nobody's, as one without a context.
+    #[test]
+    fn entries_may_follow_a_failure_or_a_full_batch() {
+        let reads = [Read::Failure, Read::Entries(BATCH), Read::Entries(BATCH - 1), Read::Entries(0)];
+        assert_eq!(reads.map(may_be_followed), [true, true, false, false]);
+    }
 }

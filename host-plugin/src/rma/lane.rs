@@ -414,20 +414,18 @@ impl Lane {
         Ok(())
     }
 
-    /// Reads completions for [`event`](Self::event) and [`failure`](Self::failure), and drives the provider's progress.
-    /// Returns how many there are; if it's [`BATCH`] or there is a failure, there may be more.
+    /// Reads completions for [`event`](Self::event) or a failure for [`failure`](Self::failure), and drives the
+    /// provider's progress.
     ///
     /// # Errors
     /// The completion queue fails.
-    pub fn read(&mut self) -> DataResult<usize> {
+    pub fn read(&mut self) -> DataResult<Read> {
         let fail = || Error::fabric("reading the completions of an RMA context");
-        Ok(match self.cq.read(&mut self.batch).map_err(fail())? {
-            Read::Entries(count) => count,
-            Read::Failure => {
-                self.failure = self.cq.read_error().map_err(fail())?;
-                0
-            }
-        })
+        let read = self.cq.read(&mut self.batch).map_err(fail())?;
+        if read == Read::Failure {
+            self.failure = self.cq.read_error().map_err(fail())?;
+        }
+        Ok(read)
     }
 
     /// Returns what a completion reports, if anything.
