@@ -411,6 +411,8 @@ impl Engine {
         // round is enough.
         if self.requests.is_tested_again(request) {
             self.progress()?;
+            // This test belongs to the new round, so the next one of this request checks again.
+            self.requests.is_tested_again(request);
         }
         Ok(self.requests.close(request))
     }
