@@ -17,7 +17,7 @@ mod output;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::io::ErrorKind::{BrokenPipe, ConnectionReset};
 use std::net::{IpAddr, Shutdown, SocketAddr, TcpStream};
@@ -97,7 +97,7 @@ pub(crate) struct Tcp {
     /// Addresses to listen on; port 0 stands for any.
     sources: Vec<SocketAddr>,
     listeners: HashMap<u32, Listening>,
-    connections: HashMap<Peer, Connection>,
+    connections: BTreeMap<Peer, Connection>,
     next: u32,
     dials: Vec<(Peer, Dial)>,
     events: Vec<Event>,
@@ -161,7 +161,7 @@ impl Tcp {
                 .map_err(|errno| failed("epoll_create1")(errno.into()))?,
             sources: sources(source)?,
             listeners: HashMap::new(),
-            connections: HashMap::new(),
+            connections: BTreeMap::new(),
             next: 0,
             dials: Vec::new(),
             events: Vec::new(),
@@ -374,13 +374,14 @@ impl Tcp {
         self.last_check = self.now;
         let numbers: Vec<u32> = self.listeners.keys().copied().collect();
         numbers.into_iter().for_each(|number| self.accept(number));
-        let now = self.now;
-        let overdue = |connection: &Connection| connection.linger_until.is_some_and(|until| now >= until);
-        for (_, connection) in self.connections.extract_if(|_, connection| overdue(connection)) {
-            if let Stage::Open(socket) = &connection.stage {
-                let _ = self.ready.delete(socket);
+        let (now, ready) = (self.now, &self.ready);
+        self.connections.retain(|_, connection| {
+            let is_overdue = connection.linger_until.is_some_and(|until| now >= until);
+            if is_overdue && let Stage::Open(socket) = &connection.stage {
+                let _ = ready.delete(socket);
             }
-        }
+            !is_overdue
+        });
     }
 }
 
@@ -470,6 +471,7 @@ impl Carrier for Tcp {
     }
 
     fn flush(&mut self) {
+        self.unsent.dedup();
         for peer in std::mem::take(&mut self.unsent) {
             if self.connections.get(&peer).is_some_and(|connection| !connection.is_blocked) {
                 self.write_socket(peer);
