@@ -64,6 +64,8 @@ pub(crate) struct ChannelState {
     pub last_heard: Instant,
     /// When the ping that is still unanswered was sent.
     pub pinged_at: Option<Instant>,
+    /// Whether the channel is on the engine's list of those to pump.
+    pub is_scheduled: bool,
 }
 
 impl ChannelState {

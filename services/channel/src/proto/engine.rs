@@ -31,6 +31,8 @@ pub(crate) struct Engine {
     peers: usize,
     /// Hellos that haven't been answered: of this poll, and of peers whose earlier channel has messages to read.
     hellos: Vec<Hello>,
+    /// Channels to pump.
+    scheduled: Vec<u32>,
     events: Vec<Event>,
     callbacks: Vec<Callback>,
     now: Instant,
@@ -58,6 +60,7 @@ impl Engine {
             by_peer: Vec::new(),
             peers: 0,
             hellos: Vec::new(),
+            scheduled: Vec::new(),
             events: Vec::new(),
             callbacks: Vec::new(),
             now,
@@ -97,7 +100,7 @@ impl Engine {
 
     /// Returns how to wait for the next event; None if there is work now.
     pub fn wait(&self) -> Option<Wait> {
-        if self.callbacks.is_empty() { self.carrier.wait() } else { None }
+        if self.callbacks.is_empty() && self.scheduled.is_empty() { self.carrier.wait() } else { None }
     }
 
     /// Returns whether no channel is open and no control message is unsent or in flight.
@@ -110,8 +113,21 @@ impl Engine {
         std::mem::replace(&mut self.carrier, carrier)
     }
 
-    /// Sends what the carrier held back.
+    /// Marks a channel as having something to send. It's pumped once, by [`Engine::flush`].
+    fn schedule(&mut self, channel: u32) {
+        if let Some(state) = find(&mut self.channels, channel)
+            && !state.is_scheduled
+        {
+            state.is_scheduled = true;
+            self.scheduled.push(channel);
+        }
+    }
+
+    /// Sends what the channels can send, and what the carrier held back.
     pub fn flush(&mut self) {
+        while let Some(channel) = self.scheduled.pop() {
+            self.pump(channel);
+        }
         self.carrier.flush();
     }
 
@@ -152,6 +168,7 @@ impl Engine {
     /// Sends what the channel can send, and advances a close.
     fn pump(&mut self, channel: u32) {
         let Some(state) = find(&mut self.channels, channel) else { return };
+        state.is_scheduled = false;
         if !matches!(state.phase, Phase::Open) {
             return;
         }
@@ -239,7 +256,7 @@ impl Engine {
         if let Some(now) = now {
             self.timers(now);
         }
-        self.carrier.flush();
+        self.flush();
         is_busy
     }
 
@@ -251,13 +268,13 @@ impl Engine {
                 let Some(channel) = self.channel_of(from) else { return };
                 let Some(state) = find(&mut self.channels, channel).filter(|state| state.is_live()) else { return };
                 state.incoming.message(bytes, &mut self.callbacks);
-                self.pump(channel);
+                self.schedule(channel);
             }
             Event::Sent { to, id, body } => {
                 let Some(channel) = self.channel_of(to) else { return };
                 let Some(state) = find(&mut self.channels, channel).filter(|state| state.is_live()) else { return };
                 state.outgoing.sent(id, body, &mut self.callbacks);
-                self.pump(channel);
+                self.schedule(channel);
             }
             Event::Lost { peer, loss } => self.lost(peer, loss),
         }

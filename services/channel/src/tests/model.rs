@@ -373,6 +373,18 @@ fn stopped_engine_ends_channels_and_aborts_peers() {
     );
 }
 
+/// Another thread may leave a request's sends to the reactor, which must not sleep then.
+#[test]
+fn engine_does_not_wait_until_requests_are_flushed() {
+    let (mut world, [(engine, number), _], [end, _]) = busy(false, 0);
+    let engine = &mut world.engines[engine];
+    assert!(engine.wait().is_some());
+    write(engine, number, &end, 0);
+    assert!(engine.wait().is_none());
+    engine.flush();
+    assert!(engine.wait().is_some());
+}
+
 #[test]
 fn messages_read_before_a_close_count_as_written() {
     for seed in 0..50 {

@@ -72,11 +72,11 @@ impl Engine {
             Kind::Ping if !connecting => self.send_control(channel, Kind::Pong, 0, 0),
             Kind::Read if !connecting => {
                 state.outgoing.peer_read_to(message.id, message.value == 1);
-                self.pump(channel);
+                self.schedule(channel);
             }
             Kind::Offer if !connecting => {
                 state.incoming.offer(message.id);
-                self.pump(channel);
+                self.schedule(channel);
             }
             Kind::Close if !connecting => self.closed_by_peer(channel, message.id, message.value as u32),
             Kind::CloseAck if state.closing.as_ref().is_some_and(|closing| closing.announced) => {

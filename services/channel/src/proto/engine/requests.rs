@@ -22,7 +22,7 @@ impl Engine {
         match state.and_then(|state| state.refuses_write(body.len()).map_or(Ok(state), Err)) {
             Ok(state) => {
                 state.outgoing.push(ticket, body, done);
-                self.pump(channel);
+                self.schedule(channel);
             }
             Err(error) => self.callbacks.push(Callback::Write(done, Err(error))),
         }
@@ -40,7 +40,7 @@ impl Engine {
                     if state.incoming.push(id, done) {
                         self.carrier.read(state.addr, buffer);
                     }
-                    return self.pump(channel);
+                    return self.schedule(channel);
                 }
             },
         };
@@ -53,7 +53,7 @@ impl Engine {
         let state = find(&mut self.channels, channel);
         if let Some(state) = state.filter(|state| state.closing.is_none()) {
             state.incoming.take_back(number, bytes, &mut self.callbacks);
-            self.pump(channel);
+            self.schedule(channel);
         }
     }
 
@@ -83,7 +83,7 @@ impl Engine {
             let (number, bytes) = message;
             state.incoming.take_back(number, bytes, &mut self.callbacks);
         }
-        self.pump(channel);
+        self.schedule(channel);
     }
 
     /// Sends everything written so far, then the close, and ends the channel when the peer confirms it.
@@ -115,7 +115,7 @@ impl Engine {
             self.end(channel, error);
             return;
         }
-        self.pump(channel);
+        self.schedule(channel);
     }
 
     /// Ends the channel at once and sends the peer an abort.
@@ -323,6 +323,7 @@ impl Engine {
             released: false,
             last_heard: self.now,
             pinged_at: None,
+            is_scheduled: false,
         };
         self.channels.push(Some(Box::new(state)));
         self.set_channel_of(addr, Some(channel));
