@@ -147,6 +147,7 @@ fn leave(shared: &Shared, callbacks: &mut Vec<Callback>) {
         // Before the inbox is served: the senders of later requests serve it themselves.
         shared.end();
         shared.serve_inbox(&mut engine);
+        engine.flush();
         engine.take_callbacks(callbacks);
     }
     run(callbacks.drain(..));

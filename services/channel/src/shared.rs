@@ -205,6 +205,7 @@ impl Shared {
                 Err(TryLockError::WouldBlock) => return,
             };
             self.serve_inbox(&mut engine);
+            engine.flush();
             let mut callbacks = Vec::new();
             engine.take_callbacks(&mut callbacks);
             drop(engine);

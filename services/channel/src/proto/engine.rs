@@ -123,7 +123,8 @@ impl Engine {
         }
     }
 
-    /// Sends what the channels can send, and what the carrier held back.
+    /// Serves reads, sends what the channels can send, and what the carrier held back. Only once earlier callbacks have
+    /// run.
     pub fn flush(&mut self) {
         while let Some(channel) = self.scheduled.pop() {
             self.pump(channel);
@@ -165,19 +166,24 @@ impl Engine {
         }
     }
 
-    /// Sends what the channel can send, and advances a close.
+    /// Serves reads, sends what the channel can send, and advances a close.
     fn pump(&mut self, channel: u32) {
         let Some(state) = find(&mut self.channels, channel) else { return };
         state.is_scheduled = false;
+        state.incoming.deliver_next(&mut self.callbacks);
+        if state.incoming.has_reads()
+            && let Some(error) = state.refuses_reads()
+        {
+            state.incoming.fail(&error, &mut self.callbacks);
+        }
         if !matches!(state.phase, Phase::Open) {
             return;
         }
         state.outgoing.pump(&mut *self.carrier, state.addr, &mut self.callbacks);
         let offer = state.outgoing.offer();
-        if let Some((end, _)) = state.remote_close {
-            let error = state.closed_by_remote();
-            state.incoming.end_at(end, &error, &mut self.callbacks);
-        } else if let Some(report) = state.incoming.report() {
+        if state.remote_close.is_none()
+            && let Some(report) = state.incoming.report()
+        {
             self.send_control(channel, Kind::Read, report.is_awaited.into(), report.id);
         }
         if let Some(id) = offer {

@@ -39,7 +39,7 @@ pub(crate) struct Incoming {
     /// How many messages the carrier was asked for and hasn't delivered.
     asked: usize,
     /// How many messages were delivered; and those that no read has: they came back, or came for a read that was
-    /// cancelled. By number. They wait only while no read does.
+    /// cancelled. By number. Reads get them when the channel is pumped.
     delivered: u64,
     unclaimed: VecDeque<(u64, Vec<u8>)>,
 }
@@ -82,7 +82,7 @@ impl Incoming {
     /// Adds a read; true if the carrier must be asked for a message.
     pub fn push(&mut self, id: ReadId, done: ReadDone) -> bool {
         self.reads.push_back(QueuedRead { id, done });
-        let must_ask = self.asked < self.reads.len();
+        let must_ask = self.asked + self.unclaimed.len() < self.reads.len();
         self.asked += usize::from(must_ask);
         must_ask
     }
@@ -104,15 +104,9 @@ impl Incoming {
     }
 
     /// Takes back a delivered message.
-    pub fn take_back(&mut self, number: u64, bytes: Vec<u8>, callbacks: &mut Vec<Callback>) {
+    pub fn take_back(&mut self, number: u64, bytes: Vec<u8>) {
         let at = self.unclaimed.partition_point(|(before, _)| *before < number);
         self.unclaimed.insert(at, (number, bytes));
-        self.deliver_next(callbacks);
-    }
-
-    /// Takes the first message that no read has.
-    pub fn take_unclaimed(&mut self) -> Option<(u64, Vec<u8>)> {
-        self.unclaimed.pop_front()
     }
 
     /// Drops the messages that no read has.
@@ -121,7 +115,7 @@ impl Incoming {
     }
 
     /// Delivers messages, in order, to waiting reads.
-    fn deliver_next(&mut self, callbacks: &mut Vec<Callback>) {
+    pub fn deliver_next(&mut self, callbacks: &mut Vec<Callback>) {
         while !self.reads.is_empty()
             && let Some(message) = self.unclaimed.pop_front()
         {
@@ -134,8 +128,9 @@ impl Incoming {
         !self.reads.is_empty()
     }
 
-    /// Ends all reads with `error`, in order.
+    /// Ends all reads, in order: with messages that are there, then with `error`.
     pub fn fail(&mut self, error: &ChannelError, callbacks: &mut Vec<Callback>) {
+        self.deliver_next(callbacks);
         callbacks.extend(self.reads.drain(..).map(|read| Callback::Read(read.done, Err(error.clone()), read.id)));
     }
 

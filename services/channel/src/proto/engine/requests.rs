@@ -28,23 +28,17 @@ impl Engine {
         }
     }
 
-    /// Queues a read.
+    /// Queues a read. It gets a message that is there, or an error, only once the channel is pumped: the callback of an
+    /// earlier read that was dropped may be about to return a message.
     pub fn read(&mut self, channel: u32, ticket: u64, buffer: Vec<u8>, done: ReadDone) {
         let id = ReadId { channel, ticket };
-        let result = match find(&mut self.channels, channel) {
-            None => Err(ChannelError::Stopped),
-            Some(state) => match (state.incoming.take_unclaimed(), state.refuses_reads()) {
-                (Some(message), _) => Ok(message),
-                (None, Some(error)) => Err(error),
-                (None, None) => {
-                    if state.incoming.push(id, done) {
-                        self.carrier.read(state.addr, buffer);
-                    }
-                    return self.schedule(channel);
-                }
-            },
+        let Some(state) = find(&mut self.channels, channel) else {
+            return self.callbacks.push(Callback::Read(done, Err(ChannelError::Stopped), id));
         };
-        self.callbacks.push(Callback::Read(done, result, id));
+        if state.incoming.push(id, done) && state.refuses_reads().is_none() {
+            self.carrier.read(state.addr, buffer);
+        }
+        self.schedule(channel);
     }
 
     /// Takes back a message that was delivered but not used: the next read gets it, even if the channel has ended
@@ -52,7 +46,7 @@ impl Engine {
     pub fn return_message(&mut self, channel: u32, number: u64, bytes: Vec<u8>) {
         let state = find(&mut self.channels, channel);
         if let Some(state) = state.filter(|state| state.closing.is_none()) {
-            state.incoming.take_back(number, bytes, &mut self.callbacks);
+            state.incoming.take_back(number, bytes);
             self.schedule(channel);
         }
     }
@@ -81,7 +75,7 @@ impl Engine {
             }
             self.callbacks.push(Callback::Read(done, Err(error), id));
             let (number, bytes) = message;
-            state.incoming.take_back(number, bytes, &mut self.callbacks);
+            state.incoming.take_back(number, bytes);
         }
         self.schedule(channel);
     }
