@@ -168,8 +168,8 @@ impl Incoming {
         if ahead >= REORDER_WINDOW {
             return Err(Violation::OutOfTurn { id, expected: self.next });
         }
-        if ahead >= self.window.len() {
-            self.window.resize_with(ahead + 1, || None);
+        while self.window.len() <= ahead {
+            self.window.push_back(None);
         }
         let entry = &mut self.window[ahead];
         if entry.is_some() {
