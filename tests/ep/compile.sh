@@ -26,6 +26,7 @@ compile=("$clang" -x cuda -std=gnu++17 -nocudainc -nocudalib -O2 -DNDEBUG -Wno-p
     -I"$dist/include/ferrogin/clang" -I"$dist/gpu" -I"$root/tests/gpu/two_ranks" -isystem "$nccl" -isystem "$headers" -isystem "$headers/nccl_ep" "$@")
 "${compile[@]}" "$file" --cuda-device-only --cuda-gpu-arch=sm_90 --cuda-feature=+ptx86 -S -o "$out.ptx" &
 kernels=$!
+trap 'wait "$kernels"' EXIT # which also ends the script if the host part fails
 if [ -z "${KERNELS_ONLY:-}" ]; then
     if [ ${#proxy[@]} -gt 0 ]; then
         for source in "$root/tests/foreign/proxy.cpp" "$root/tests/gpu/two_ranks/proxy_ranks.cpp"; do
