@@ -150,7 +150,7 @@ events! {
     /// threads' clocks.
     19 Access {
         launch: u64, thread: u64, stamp: u32, clock: u32, place: u32,
-        /// [`WRITES`], [`STRONG`], [`ACQUIRES`].
+        /// [`WRITES`], [`STRONG`], [`ACQUIRES`], [`FENCED`].
         flags: u32,
         address: u64, bytes: u64,
         /// The value that a strong access of at most 8 bytes saw.
@@ -233,6 +233,8 @@ pub const WRITES: u32 = 1;
 pub const STRONG: u32 = 2;
 /// What it reads is acquired, by itself or by a fence after it.
 pub const ACQUIRES: u32 = 4;
+/// It was recorded before: this record has the moment of the fence that acquires what it read.
+pub const FENCED: u32 = 8;
 
 /// The rank of a process whose launcher doesn't tell.
 pub const NO_RANK: u32 = u32::MAX;

@@ -2,7 +2,7 @@
 //! flushes.
 
 use crate::clock::{self, Clock, Key};
-use crate::event::{ACQUIRES, Event, STRONG, WRITES, encode, now};
+use crate::event::{ACQUIRES, Event, FENCED, STRONG, WRITES, encode, now};
 use crate::race::Detector;
 use crate::shadow::Map;
 use soft_gpu_ptx::{Access, BulkStart, Does, MbarrierUse, Observer, Ordering, Reach, Who};
@@ -342,7 +342,7 @@ impl Observer for Recorder<'_> {
         if acquires(ordering) && !self.is_library(site) {
             let polled = self.threads.get_mut(&key).map(|own| std::mem::take(&mut own.polled)).unwrap_or_default();
             for read in polled.into_values() {
-                self.record_access(key, Pending { flags: read.flags | ACQUIRES, ..read });
+                self.record_access(key, Pending { flags: read.flags | ACQUIRES | FENCED, ..read });
             }
         }
         self.races.fence(who, site, ordering);

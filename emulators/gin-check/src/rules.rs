@@ -1,6 +1,6 @@
 //! What has to be ordered, by the rules of docs/semantics.md: each of these is named where it's checked.
 
-use crate::event::{STRONG, WRITES};
+use crate::event::{FENCED, STRONG, WRITES};
 use crate::join::Pass;
 use crate::record::Call;
 use crate::report::{Access, Kind, Report, merge};
@@ -26,7 +26,9 @@ impl Rules {
             return self.baseline(pass, at, &look);
         }
         match moment.what {
-            What::Access { flags, ref range, name, .. } => self.access(pass, at, flags, range, name),
+            What::Access { flags, ref range, name, .. } if flags & FENCED == 0 => {
+                self.access(pass, at, flags, range, name);
+            }
             What::Post { .. } => pass.posted(at).iter().for_each(|request| self.put(pass, *request)),
             What::Closed(queue) => self.closed(pass, at, queue),
             _ => {}

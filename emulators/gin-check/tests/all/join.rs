@@ -1,7 +1,7 @@
 //! Two ranks whose records are made by hand: each has one thread, a window, a queue, and a signal that the peer's
 //! requests raise.
 
-use gin_check::event::{ACQUIRES, Event, Record, STRONG, WRITES};
+use gin_check::event::{ACQUIRES, Event, FENCED, Record, STRONG, WRITES};
 use gin_check::join::join;
 
 const THREAD: u64 = 64;
@@ -35,8 +35,7 @@ impl World {
             world.card(rank, process("card"));
             let card = rank + 1;
             world.card(rank, Event::Card { card });
-            world
-                .card(rank, Event::Queue { card, queue: 1, ring: RING, slot_bytes: 64, slots: 64, doorbell: DOORBELL });
+            world.open(rank);
             for (counter, counts, address) in [(1, 1, COMPLETED), (2, 2, SIGNAL)] {
                 world.card(rank, Event::Counter { card, counter, queue: 1, counts, inode: 0, address });
             }
@@ -44,6 +43,13 @@ impl World {
             world.gpu(rank, Event::Clock { launch: 0, clock: 0, entries: Vec::new() });
         }
         world
+    }
+
+    /// The rank's queue is opened.
+    fn open(&mut self, rank: u64) {
+        let queue =
+            Event::Queue { card: rank + 1, queue: 1, ring: RING, slot_bytes: 64, slots: 64, doorbell: DOORBELL };
+        self.card(rank, queue);
     }
 
     fn gpu(&mut self, rank: u64, event: Event) {
@@ -65,6 +71,10 @@ impl World {
     /// A put of 8 bytes from offset 0x1000 to `offset` at the peer, which raises its signal; its doorbell is rung
     /// unless `aggregates`.
     fn put(&mut self, rank: u64, line: u32, offset: u64, aggregates: bool) {
+        self.put_of(8, rank, line, offset, aggregates);
+    }
+
+    fn put_of(&mut self, bytes: u64, rank: u64, line: u32, offset: u64, aggregates: bool) {
         let place = self.place(rank, line);
         let (index, stamp) = (self.ranks[rank as usize].posts, self.ranks[rank as usize].stamp);
         let slot = RING + 64 * index;
@@ -91,7 +101,7 @@ impl World {
                 peer_queue: 1,
                 local,
                 remote,
-                bytes: 8,
+                bytes,
                 inline: false,
             },
         );
@@ -238,7 +248,7 @@ fn a_flush_between_two_puts_orders_their_raises() {
 #[test]
 fn a_poll_has_its_value_and_with_acquire_what_its_sender_had_flushed() {
     let missing = [("read", lines(&[1, 4]))];
-    for (flags, expected) in [(STRONG, &missing[..]), (STRONG | ACQUIRES, &[])] {
+    for (flags, expected) in [(STRONG, &missing[..]), (STRONG | ACQUIRES, &[]), (STRONG | ACQUIRES | FENCED, &[])] {
         let mut world = World::new();
         world.put(0, 1, 0, false);
         world.flush(0);
@@ -303,5 +313,17 @@ fn the_last_raises_of_a_signal_that_is_waited_for_are_not_noted() {
     world.flush(0);
     world.gpu(0, Event::Ended { launch: 0 });
     world.close(1);
+    assert_eq!(world.reports(), []);
+}
+
+#[test]
+fn a_fence_after_a_relaxed_read_is_no_read() {
+    let mut world = World::new();
+    world.access_as(1, 1, 0, STRONG);
+    // The bytes are free.
+    world.put(1, 2, 64, false);
+    world.wait(0, 1);
+    world.put_of(16, 0, 3, 0, false);
+    world.access_as(1, 1, 0, STRONG | ACQUIRES | FENCED);
     assert_eq!(world.reports(), []);
 }
