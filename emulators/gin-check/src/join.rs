@@ -160,8 +160,7 @@ impl<'a> Pass<'a> {
     /// Returns what is known at a moment.
     pub fn facts(&self, at: usize) -> Facts {
         let moment = &self.run.moments[at];
-        let Some(start) = self.starts.get(&moment.launch) else { return self.hosts.clone() };
-        let mut facts = start.clone();
+        let mut facts = self.starts.get(&moment.launch).unwrap_or(&self.hosts).clone();
         for (wait, gained) in self.waits.get(&moment.launch).into_iter().flatten() {
             let waited = &self.run.moments[*wait];
             if waited.key == moment.key && *wait < at || moment.clock.covers(waited.key, waited.stamp) {

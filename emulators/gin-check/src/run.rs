@@ -229,18 +229,14 @@ impl Run {
                 run.processes.push(Process { rank: Some(rank).filter(|rank| *rank != NO_RANK), ..Process::default() });
             }
             for Record { event, .. } in file {
-                if let Event::Card { card } = event {
-                    names.cards.insert(*card, process);
-                } else if let Event::Place { place, lines } = event {
-                    run.processes[process].places.insert(*place, program_lines(lines));
-                }
+                run.read_names(&mut names, process, event);
             }
             records.extend(file.iter().map(|record| (process, record)));
         }
-        // The times of different threads' records may be out of order by a little.
+        // The times of different threads' records may be out of order by a little, or by more if the clock is set back.
         records.sort_by_key(|(_, record)| record.time);
         for (process, record) in records {
-            run.read_gpu(&mut names, process, record.time, &record.event);
+            run.read_gpu(&names, process, record.time, &record.event);
             run.read_card(&mut names, process, record.time, &record.event);
         }
         // By the clock of another process, a request may arrive before it is taken.
@@ -255,8 +251,28 @@ impl Run {
         run
     }
 
+    /// Reads what gives a name that other records use, in the order of the process's file.
+    fn read_names(&mut self, names: &mut Names, process: usize, event: &Event) {
+        match event {
+            Event::Card { card } => drop(names.cards.insert(*card, process)),
+            Event::Place { place, lines } => {
+                self.processes[process].places.insert(*place, program_lines(lines));
+            }
+            Event::Launch { launch, kernel } => {
+                names.launches.insert((process, *launch), self.launches.len() as u32);
+                self.launches.push(Launch { kernel: kernel.clone(), ended: u64::MAX });
+            }
+            Event::Clock { launch, clock, entries } => {
+                let Some(launch) = names.launches.get(&(process, *launch)) else { return };
+                let entries = entries.chunks_exact(2).map(|pair| (pair[0], pair[1] as u32)).collect();
+                names.clocks.insert((*launch, *clock), Rc::new(Clock::new(entries)));
+            }
+            _ => {}
+        }
+    }
+
     /// Reads what a GPU did, or its host.
-    fn read_gpu(&mut self, names: &mut Names, process: usize, time: u64, event: &Event) {
+    fn read_gpu(&mut self, names: &Names, process: usize, time: u64, event: &Event) {
         let Names { launches, clocks, .. } = names;
         let number = |launch: &u64| launches.get(&(process, *launch)).copied().unwrap_or(HOST);
         let moment = |launch: u32, what: What| Moment {
@@ -288,24 +304,13 @@ impl Run {
                 let range = Range { process, address, bytes };
                 moment(HOST, What::Access { flags: WRITES, range, value: 0, name: "free of this memory" })
             }
-            Event::Launch { launch, kernel } => {
-                let number = self.launches.len() as u32;
-                launches.insert((process, *launch), number);
-                self.launches.push(Launch { kernel: kernel.clone(), ended: u64::MAX });
-                moment(number, What::Began)
-            }
+            Event::Launch { launch, .. } => moment(number(launch), What::Began),
             Event::Ended { launch } => {
                 let number = number(launch);
                 if let Some(ended) = self.launches.get_mut(number as usize) {
                     ended.ended = time;
                 }
                 moment(number, What::Ended)
-            }
-            Event::Clock { launch, clock, entries } => {
-                let entries = entries.chunks_exact(2).map(|pair| (pair[0], pair[1] as u32)).collect();
-                let launch = number(launch);
-                clocks.insert((launch, *clock), Rc::new(Clock::new(entries)));
-                return;
             }
             &Event::Access { ref launch, thread, stamp, clock, place, flags, address, bytes, value } => {
                 let name = if flags & WRITES == 0 { "load" } else { "store" };
@@ -363,7 +368,8 @@ impl Run {
                 self.queues.push(Queue { ring, slot_bytes, slots, doorbell, opened: time, closed: u64::MAX });
             }
             Event::QueueClosed { card, queue } => {
-                if let Some(at) = names.queues.remove(&(card, queue)) {
+                // A peer's request that comes later names it, too.
+                if let Some(at) = names.queues.get(&(card, queue)).copied() {
                     host(What::Closed(at));
                     self.queues[at].closed = time;
                 }

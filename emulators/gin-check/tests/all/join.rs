@@ -327,3 +327,41 @@ fn a_fence_after_a_relaxed_read_is_no_read() {
     world.access_as(1, 1, 0, STRONG | ACQUIRES | FENCED);
     assert_eq!(world.reports(), []);
 }
+
+#[test]
+fn a_request_to_a_context_that_has_been_closed_is_reported() {
+    for (reopens, expected) in [(false, vec![("closed", lines(&[1]))]), (true, vec![])] {
+        let mut world = World::new();
+        world.close(1);
+        if reopens {
+            world.open(1);
+        }
+        world.put(0, 1, 0, false);
+        // The card raises no counter of a queue that is closed.
+        let raised = world.ranks[1].card.pop();
+        assert!(matches!(raised.map(|record| record.event), Some(Event::Raised { .. })));
+        assert_eq!(world.reports(), expected, "reopens: {reopens}");
+    }
+}
+
+#[test]
+fn launches_and_clocks_are_known_if_the_time_was_set_back_after_them() {
+    let mut world = World::new();
+    world.put(0, 1, 0, false);
+    world.flush(0);
+    world.put(0, 2, 64, false);
+    let place = world.place(0, 3);
+    // Another thread, which has met the first one after its flush.
+    world.gpu(0, Event::Clock { launch: 0, clock: 1, entries: vec![THREAD, 2] });
+    let (launch, thread, clock, address) = (0, THREAD + 1, 1, WINDOW + 0x1000);
+    let store = Event::Access { launch, thread, stamp: 9, clock, place, flags: WRITES, address, bytes: 8, value: 0 };
+    world.gpu(0, store);
+    let expected = [("source", lines(&[2, 3]))];
+    assert_eq!(world.reports(), expected);
+    for record in &mut world.ranks[0].gpu {
+        if matches!(record.event, Event::Launch { .. } | Event::Clock { .. }) {
+            record.time += 1000;
+        }
+    }
+    assert_eq!(world.reports(), expected);
+}
