@@ -253,6 +253,7 @@ impl<'a> Pass<'a> {
         match self.run.look(moment) {
             Some(look) if flags & ACQUIRES != 0 => match look.call {
                 Call::Flush => gained = self.flushed(at, &look),
+                // A value may be a queue's own count: NCCL's headers wait for counters so, and its own backend flushes.
                 Call::Wait | Call::Value => gained = self.counted(at, &look),
                 Call::Reset | Call::Other => {}
             },

@@ -54,8 +54,8 @@ impl Call {
 pub struct Code {
     /// Which instructions are library code.
     pub library: Arc<[bool]>,
-    /// Which instructions belong to a flush that is inlined.
-    pub flushes: Vec<bool>,
+    /// Which instructions belong to a call that is inlined: a flush, or a post ([`Call::Other`]).
+    pub inlined: Vec<Option<Call>>,
     /// The functions' names.
     pub functions: Vec<String>,
 }
@@ -259,10 +259,14 @@ impl<'a> Recorder<'a> {
         }
         if access.does == Does::Store
             && access.value == 0
+            && !access.shared
+            && (self.shares)(access.address)
             && let Some(own) = self.threads.get_mut(&key).filter(|own| matches!(own.call, Some((_, Call::Reset, _))))
         {
-            // A reset of an emulated signal loads nothing.
-            own.loaded.push((access.address, 0));
+            // A reset of an emulated signal loads nothing; one of a card's count stores what it has loaded, elsewhere.
+            if own.loaded.is_empty() {
+                own.loaded.push((access.address, 0));
+            }
         }
         let loads = access.does == Does::Load && !access.shared;
         if loads && access.ordering.is_none() && access.bytes == 8 && (self.shares)(access.value) {
@@ -273,14 +277,17 @@ impl<'a> Recorder<'a> {
             return;
         }
         let strong_read = access.value != 0 && access.ordering.is_some_and(|ordering| ordering.reach == Reach::System);
-        let inlined = self.code.flushes.get(access.site as usize).copied().unwrap_or(false);
+        let inlined = self.code.inlined.get(access.site as usize).copied().flatten();
         let own = self.threads.entry(key).or_default();
         let call = match &own.call {
             Some((_, call, _)) => *call,
-            None if inlined => Call::Flush,
-            // NCCL's headers read signals inline.
-            None if strong_read => Call::Value,
-            None => Call::Other,
+            // A post looks at its queue's counter for room only.
+            None => match inlined {
+                Some(call) => call,
+                // NCCL's headers read signals and counters inline.
+                None if strong_read => Call::Value,
+                None => Call::Other,
+            },
         };
         if call == Call::Other {
             return;

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use gin_check::event::{Event, Log, directory};
 use gin_check::race::{Detector, Fault};
-use gin_check::record::{Code, Recorder, is_library_file};
+use gin_check::record::{Call, Code, Recorder, is_library_file};
 use soft_gpu_ptx::{Kernel, Launch, Loaded, Memory, Origin, Program, Statistics, Trap};
 
 use crate::guard::{lock, log};
@@ -69,11 +69,12 @@ impl Instructions {
         let is_fast =
             |origin: &Origin| origin.lines.first().is_some_and(|line| line.file.ends_with("ferrogin/fast_path.cuh"));
         let statements = origins.chunk_by(|one, other| one.function == other.function && one.lines == other.lines);
-        let flushes = statements.flat_map(|statement| {
-            let flushes = is_fast(&statement[0]) && !statement.iter().any(|origin| origin.posts);
-            std::iter::repeat_n(flushes, statement.len())
+        let inlined = statements.flat_map(|statement| {
+            let posts = statement.iter().any(|origin| origin.posts);
+            let call = is_fast(&statement[0]).then_some(if posts { Call::Other } else { Call::Flush });
+            std::iter::repeat_n(call, statement.len())
         });
-        let code = Code { library, flushes: flushes.collect(), functions };
+        let code = Code { library, inlined: inlined.collect(), functions };
         Self { first, recorded: Mutex::new(vec![false; origins.len()]), origins, code, modules }
     }
 

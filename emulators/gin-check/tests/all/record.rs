@@ -1,0 +1,92 @@
+//! What the recorder makes of a thread's accesses and calls.
+
+use gin_check::event::{ACQUIRES, Event, FENCED, STRONG, decode};
+use gin_check::race::Detector;
+use gin_check::record::{Call, Code, Recorder};
+use soft_gpu_ptx::{Access, Does, Observer, Ordering, Reach, Who};
+
+const THREAD: Who = Who { block: 0, thread: 0 };
+/// A word that is shared with a card, and one that isn't.
+const WORD: u64 = 0x1000;
+const OWN: u64 = 0x9000;
+/// Instructions: the program's, the library's, and those of a flush and a post that are inlined.
+const PROGRAM: u32 = 0;
+const LIBRARY: u32 = 1;
+const FLUSH: u32 = 2;
+const POST: u32 = 3;
+/// Functions.
+const RESET_SIGNAL: u32 = 0;
+const RESET_COUNTER: u32 = 1;
+
+/// Returns the accesses and looks that are recorded of a thread, without their places and clocks: the flags or the
+/// call, the address and the value.
+fn recorded(does: impl FnOnce(&mut Recorder<'_>)) -> Vec<(&'static str, u32, u64, u64)> {
+    let code = Code {
+        library: [false, true, true, true].into(),
+        inlined: vec![None, None, Some(Call::Flush), Some(Call::Other)],
+        functions: vec!["fgin_reset_signal".into(), "fgin_reset_counter".into()],
+    };
+    let shares = |address| address < OWN;
+    let mut recorder = Recorder::new(Detector::new(code.library.clone(), false), 0, 0, &code, &shares);
+    recorder.begin(0, 1, 0);
+    does(&mut recorder);
+    recorder.end(0);
+    let (_, records, _) = recorder.finish();
+    let known = decode(&records).into_iter().filter_map(|record| match record.event {
+        Event::Access { flags, address, value, .. } => Some(("access", flags, address, value)),
+        Event::Counted { call, address, raw, .. } => Some(("look", call, address, raw)),
+        _ => None,
+    });
+    known.collect()
+}
+
+fn access(site: u32, does: Does, address: u64, value: u64, acquires: bool) -> Access {
+    let ordering = Some(Ordering { acquires, releases: false, reach: Reach::System });
+    Access { site, shared: false, address, bytes: 8, does, ordering, mmio: false, value, changes: true }
+}
+
+#[test]
+fn a_fence_marks_the_records_of_earlier_relaxed_reads() {
+    let fence = Ordering { acquires: true, releases: true, reach: Reach::System };
+    let read = access(PROGRAM, Does::Load, WORD, 7, false);
+    let found = recorded(|recorder| {
+        recorder.access(THREAD, &read);
+        recorder.fence(THREAD, PROGRAM, fence);
+        recorder.fence(THREAD, PROGRAM, fence);
+    });
+    assert_eq!(found, [("access", STRONG, WORD, 7), ("access", STRONG | ACQUIRES | FENCED, WORD, 7)]);
+}
+
+#[test]
+fn only_a_store_to_a_word_that_is_shared_with_a_card_resets_a_signal() {
+    let store = |address| access(LIBRARY, Does::Store, address, 0, false);
+    let found = recorded(|recorder| {
+        recorder.call(THREAD, PROGRAM, RESET_SIGNAL, &[0, 5]);
+        recorder.access(THREAD, &Access { shared: true, ..store(WORD + 8) });
+        recorder.access(THREAD, &store(OWN));
+        recorder.access(THREAD, &store(WORD));
+        recorder.leave(THREAD, RESET_SIGNAL);
+    });
+    assert_eq!(found, [("look", Call::Reset as u32, WORD, 0)]);
+}
+
+#[test]
+fn a_cards_count_that_is_reset_at_zero_is_the_word_that_was_loaded() {
+    let found = recorded(|recorder| {
+        recorder.call(THREAD, PROGRAM, RESET_COUNTER, &[0, 5]);
+        recorder.access(THREAD, &access(LIBRARY, Does::Load, WORD, 0, true));
+        recorder.access(THREAD, &access(LIBRARY, Does::Store, WORD + 64, 0, false));
+        recorder.leave(THREAD, RESET_COUNTER);
+    });
+    assert_eq!(found, [("look", Call::Reset as u32, WORD, 0)]);
+}
+
+#[test]
+fn a_post_that_is_inlined_does_not_look_at_its_queues_counter() {
+    let load = |site| access(site, Does::Load, WORD, 3, true);
+    for (site, call) in [(POST, None), (FLUSH, Some(Call::Flush)), (LIBRARY, Some(Call::Value))] {
+        let found = recorded(|recorder| recorder.access(THREAD, &load(site)));
+        let expected: Vec<_> = call.into_iter().map(|call| ("look", call as u32, WORD, 3)).collect();
+        assert_eq!(found, expected, "at {site}");
+    }
+}
