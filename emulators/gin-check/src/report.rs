@@ -102,7 +102,7 @@ impl Kind {
             ),
             Self::Closed => (
                 "closed",
-                "a context is closed while a request of its own or of a peer may be under way",
+                "a context is closed while a peer's request to it may be under way, or one of its own never completes",
                 "semantics.md#closing: a peer's request to a context that has been destroyed fails",
                 "wait for what the peers send, with signals or with a barrier after their flush, before the close",
             ),
