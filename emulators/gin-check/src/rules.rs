@@ -102,11 +102,13 @@ impl Rules {
         }
         let next = run.moments[at + 1..].iter().find_map(|next| match next.what {
             What::Counted(later) if (next.launch, next.key) == (moment.launch, moment.key) => {
-                (later.address == look.address).then_some(later.call)
+                (later.address == look.address).then_some((next, later))
             }
             _ => None,
         });
-        if next != Some(Call::Wait) {
+        let Some((wait, waited)) = next.filter(|(_, later)| later.call == Call::Wait) else { return };
+        // A poll that has seen what the wait is for isn't what the wait counts from.
+        if look.call == Call::Value && run.raises(wait, &waited).1 <= run.raises(moment, look).1 {
             return;
         }
         let facts = pass.facts(at);

@@ -232,6 +232,20 @@ fn a_value_that_is_read_before_a_wait_is_a_baseline_if_the_peer_may_have_raised_
 }
 
 #[test]
+fn a_poll_of_a_signal_that_has_seen_the_awaited_count_is_no_baseline() {
+    for (awaited, expected) in [(1, vec![]), (2, vec![("baseline", lines(&[1, 0])); 1])] {
+        let mut world = World::new();
+        world.place(0, 0);
+        world.place(1, 0);
+        (0..awaited).for_each(|_| world.put(0, 1, 0, false));
+        world.counted(1, SIGNAL, 1, 4);
+        world.wait(1, awaited);
+        let of_signal: Vec<_> = world.reports().into_iter().filter(|report| report.0 == "baseline").collect();
+        assert_eq!(of_signal, expected, "a wait for {awaited}");
+    }
+}
+
+#[test]
 fn a_flush_between_two_puts_orders_their_raises() {
     let mut world = World::new();
     for step in 0..8u64 {
