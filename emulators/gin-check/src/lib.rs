@@ -4,6 +4,7 @@ pub mod clock;
 pub mod event;
 mod facts;
 pub mod join;
+mod pass;
 pub mod race;
 pub mod record;
 pub mod report;

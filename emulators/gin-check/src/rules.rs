@@ -1,7 +1,7 @@
 //! What has to be ordered, by the rules of docs/semantics.md: each of these is named where it's checked.
 
 use crate::event::{FENCED, STRONG, WRITES};
-use crate::join::Pass;
+use crate::pass::Pass;
 use crate::record::Call;
 use crate::report::{Access, Kind, Report, merge};
 use crate::run::{Look, Operation, Range, Run, What};
