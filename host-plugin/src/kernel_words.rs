@@ -3,7 +3,7 @@
 //! A read of host memory takes a GPU about a microsecond, so the words are in the kernels' memory, and the host's write
 //! crosses PCIe instead. It's a store where the CPU can address that memory, also through GDRCopy. Otherwise it's a
 //! copy by the driver, in a thread of its own: a driver call may have to wait for another thread's call, which waits
-//! for a kernel that waits for this word's writer, and nobody else is to be stuck in it. A context has one such thread,
+//! for a kernel that waits for this word's writer, and must hold up nobody else. A context has one such thread,
 //! so its words are written in order.
 #![allow(unsafe_code)]
 

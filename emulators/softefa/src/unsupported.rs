@@ -83,7 +83,7 @@ nosys! {
     a_valid(Ep, DataType, Op, Len) -> c_int;
 }
 
-/// The operations of a fid, of which each class has some.
+/// The operations of a fid; each class has some of them.
 pub(super) const FID: fi::fi_ops = fi::fi_ops {
     size: size_of::<fi::fi_ops>(),
     close: None,

@@ -154,7 +154,7 @@ fn mixture_of_experts_passes() {
     kernel_example_passes("mixture_of_experts_passes", "../examples/moe.cu", 3);
 }
 
-/// Runs `moe.cu` on three ranks, of which one ends in the middle of a round: the others go on without it, or fail.
+/// Runs `moe.cu` on three ranks, one of which ends in the middle of a round: the others go on without it, or fail.
 fn mixture_of_experts_loses_a_rank(test: &str, start: impl Fn() -> Command) {
     for policy in ["isolate", "abort"] {
         let outputs = job(test, 3, |_| {

@@ -399,7 +399,7 @@ fn status_means(test: &str, status: u8, is_loss: bool, ends: bool, signals: &str
     assert!(lines.len() == 1 && lines[0].contains(loss) == is_loss, "status {status}: {text}");
     let ended = text.find("the flush ended").and_then(|at| text[at..].lines().next());
     ended.into_iter().for_each(|line| println!("status {status}: {line}"));
-    // Whoever notices an end first gives the reason.
+    // The rank that notices an end first gives the reason.
     assert!(ends || lines[0].contains(failure) && lines[0].contains(&format!("(status {status})")), "{text}");
 }
 

@@ -126,7 +126,7 @@ fn error_after_many_completions_is_reported_with_its_peer() {
     });
 }
 
-/// Settings with which the card says that rank 2 is gone, to whoever posts to it.
+/// Settings with which the card reports rank 2 as gone to every rank that posts to it.
 pub const RANK_2_IS_GONE: [(&str, &str); 2] =
     [("FERROGIN_ON_PEER_FAILURE", "isolate"), ("SOFTEFA_FAULTS", "error_every=1,error_status=9,error_id=32770")];
 const _: () = assert!(RANK_ID | 2 == 32770);

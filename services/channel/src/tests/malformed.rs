@@ -181,7 +181,7 @@ impl Peers {
         assert_eq!(got.lock().unwrap().as_deref(), Some(&b"fine"[..]));
     }
 
-    /// Sends the messages, and asserts that they end the channel with the violation, of which the peer is told.
+    /// Sends the messages, and asserts that they end the channel with the violation and that the peer is told.
     fn assert_violation(&mut self, messages: &[(u64, &[u8])], expected: Violation) {
         messages.iter().for_each(|(tag, bytes)| self.send(*tag, bytes.to_vec()));
         self.assert_ended(|error| match error {
