@@ -347,6 +347,22 @@ struct Driver {
     std::fprintf(stderr, "rank %u, round %u: wrong %s at %zu\n", rank, round, what, where);
   }
 
+  // The lost ranks, whose loss is acknowledged (FERROGIN_ON_PEER_FAILURE=isolate).
+  std::vector<uint32_t> lost() const {
+    std::vector<uint32_t> all;
+#ifndef THROUGH_PROXY
+    all = gin.lost_ranks();
+    if (!all.empty()) gin.acknowledge_lost(all);
+#endif
+    return all;
+  }
+
+  // Waits until what the kernels have put is delivered.
+  void deliver() const {
+    FlushArguments delivered{dev_comm.get(), host_comm.ginContextCount};
+    kernels.launch("flush", {&delivered}, 1, 1, 0);
+  }
+
   // Throws if an operation has failed.
   void check() const {
 #ifdef THROUGH_PROXY
@@ -371,9 +387,8 @@ int run(const char* name, int argc, char** argv) try {
   std::printf("%s, rank %u of %u: %u rounds of %u tokens, %d values are wrong\n", name, self.rank, self.ranks, self.rounds,
               self.routing.tokens(self.rank), self.wrong);
   if (self.wrong) return 1;
-  FlushArguments delivered{self.dev_comm.get(), self.host_comm.ginContextCount};
-  self.kernels.launch("flush", {&delivered}, 1, 1, 0);
-  self.comm.barrier();
+  self.deliver();
+  if (self.lost().empty()) self.comm.barrier();
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "%s\n", error.what());

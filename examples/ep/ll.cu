@@ -50,12 +50,30 @@ extern "C" __global__ void __launch_bounds__(1024, 1) ll_combine(const __grid_co
       p.timeoutCycles);
 }
 
+#ifdef FGIN_API
+// Tells the active ranks that this one is here, unless it has, and waits until each has said so `times` times, or one is lost.
+extern "C" __global__ void meet(void* handle, const int* active, uint32_t rank, uint32_t ranks, uint32_t signals, uint32_t times,
+                                uint32_t is_first, int* status) {
+  const fgin_context* context = nullptr;
+  int result = fgin_open(handle, 0, &context);
+  for (uint32_t peer = 0; result == FGIN_OK && is_first && peer < ranks; peer++) {
+    if (active[peer]) result = fgin_signal(context, peer, FGIN_SIGNAL_INC(signals + rank), 0);
+    if (result == FGIN_PEER_LOST) result = FGIN_OK;
+  }
+  for (uint32_t peer = 0; result == FGIN_OK && peer < ranks; peer++) {
+    if (active[peer]) result = fgin_wait_signal(context, signals + peer, times);
+  }
+  *status = result;
+}
+#endif
+
 #else
 
 #include "driver.h"
 
 #include "device/ll_ep_adapter.cuh"
 
+#include <csignal>
 #include <set>
 
 using namespace ep;
@@ -70,6 +88,12 @@ struct Rank : Driver {
   // Local experts, slots for received tokens of an expert (or of all, rank-major), the SMs that the kernels may use.
   uint32_t local = routing.experts / ranks, room = ranks * routing.most, sms = options.number("sms", 2);
   bool split = options.number("split", 0);
+  // The rank that ends without a word before combine of round rounds / 2, if any: before its signal to the other ranks that it's there, or
+  // with late=1 after it, so that they wait for it in combine. Then the kernels get a mask of the active ranks, as with nccl_ep's
+  // enable_mask: they skip masked ranks, and mask one that has sent nothing for `timeout` million cycles.
+  uint32_t dies = options.number("dies", ranks), late = options.number("late", 0), timeout = options.number("timeout", 8), times = 0;
+  Buffer<int> mask{ranks}, status{1};
+  std::vector<int> active = std::vector<int>(ranks, 1);
   nccl_ep::LowLatencyLayout layout_of{int(routing.most), HIDDEN * sizeof(Bits), int(ranks), int(routing.experts), TOPK, layout};
   Buffer<Bits> tokens{routing.most * HIDDEN}, expert_out{slots() * HIDDEN}, combined{routing.most * HIDDEN};
   Buffer<uint8_t> received{slots() * HIDDEN * (fp8 ? 1 : sizeof(Bits))};
@@ -88,7 +112,8 @@ struct Rank : Driver {
   explicit Rank(Options& given) : Driver(given, given.number("experts", 8), TOPK, given.number("tokens", 8)) {
     if (routing.experts % ranks) throw std::invalid_argument("the ranks need equally many experts");
     if (!fit.feasible) throw std::invalid_argument("combine doesn't fit in shared memory");
-    open(layout_of.total_bytes, CONTEXTS, 2 * routing.experts + 1);
+    open(layout_of.total_bytes, CONTEXTS, 2 * routing.experts + 1 + ranks);
+    mask.set(active);
     set_dispatch_arguments(dispatch_arguments);
     set_combine_arguments(combine_arguments, dispatch_arguments);
     int per_block = nccl_ep::ceil_div(dispatch_arguments.numTokens, int(sms));
@@ -116,6 +141,7 @@ struct Rank : Driver {
     p.inData = tokens.get();
     p.inTopkIdx = topk.get();
     p.inTopkWeights = rank_major ? weights.get() : nullptr;
+    p.rankMask = dies < ranks ? mask.get() : nullptr;
     p.outDataBuf = received.get();
     p.outScalesBuf = fp8 ? scales.get() : nullptr;
     p.outSrcInfo = source.get();
@@ -145,7 +171,7 @@ struct Rank : Driver {
     p.recvTopkIdxKind = NCCL_EP_EXPERT_ID_LOCAL;
     p.devComms = dev_comm.get();
     p.windows = views.get();
-    p.timeoutCycles = NUM_TIMEOUT_CYCLES;
+    p.timeoutCycles = dies < ranks ? timeout * 1'000'000ull : NUM_TIMEOUT_CYCLES;
   }
 
   void set_combine_arguments(nccl_ep::ll::combine_kernel_args_t& p, const nccl_ep::ll::dispatch_kernel_args_t& d) const {
@@ -154,6 +180,7 @@ struct Rank : Driver {
     p.layoutRange = layout_range.get();
     p.inTopkIdx = topk.get();
     p.topkWeights = rank_major ? nullptr : weights.get();
+    p.rankMask = d.rankMask;
     p.outData = combined.get();
     p.rdmaBuf = d.rdmaBuf;
     p.sendOff = layout_of.buffer.combine_rdma_send_buffer_offset;
@@ -187,15 +214,36 @@ struct Rank : Driver {
 
   // Both phases in one launch, or a launch for each.
   template <typename Arguments>
-  void launch(const char* name, Arguments& arguments, int grid, int warps, int shared) const {
+  void launch(const char* name, Arguments& arguments, int grid, int warps, int shared) {
     for (int phase : split ? std::vector<int>{LOW_LATENCY_SEND_PHASE, LOW_LATENCY_RECV_PHASE} : std::vector<int>{3}) {
       arguments.phases = phase;
       kernels.launch(name, {&arguments}, grid, 32 * warps, shared, CU_LAUNCH_ATTRIBUTE_COOPERATIVE);
     }
+    if (dies < ranks) active = mask.read();
+  }
+
+  // Waits until the active ranks are here, so that none waits in a kernel for one that is still busy. Masks lost ranks, as ncclEpMaskUpdate
+  // does.
+  void meet(bool ends) {
+    if (dies >= ranks) return;
+    if (ends) deliver();
+    if (ends && !late) std::raise(SIGKILL);
+    void* handle = host_comm.ginHandles[0];
+    uint32_t first = 2 * routing.experts + 1, is_first = 1;
+    times++;
+    for (int result = FGIN_PEER_LOST; result == FGIN_PEER_LOST; is_first = 0) {
+      for (uint32_t peer : lost()) active[peer] = 0;
+      mask.set(active);
+      kernels.launch("meet", {&handle, &mask.address, &rank, &ranks, &first, &times, &is_first, &status.address}, 1, 1, 0);
+      result = status.read()[0];
+      if (result != FGIN_OK && result != FGIN_PEER_LOST) throw std::runtime_error("the ranks don't meet: status " + std::to_string(result));
+    }
+    if (ends) std::raise(SIGKILL);
   }
 
   // Also writes what the experts make of what it received.
   void dispatch(uint32_t round) {
+    meet(false);
     launch("ll_dispatch", dispatch_arguments, blocks, groups * warps_per_group, 0);
     auto rows = received.read();
     auto factors = scales.read(), got_weights = received_weights.read();
@@ -211,7 +259,7 @@ struct Rank : Driver {
     };
     for (uint32_t from = 0; from < ranks; from++) {
       uint32_t sent = 0;
-      for (uint32_t token = 0; token < routing.tokens(from); token++) {
+      for (uint32_t token = 0; active[from] && token < routing.tokens(from); token++) {
         auto experts = routing.experts_of(from, token, round);
         sent += std::any_of(experts.begin(), experts.end(), [&](int64_t e) { return e >= 0 && e / local == rank; });
       }
@@ -263,14 +311,18 @@ struct Rank : Driver {
   }
 
   void combine(uint32_t round) {
+    meet(rank == dies && round == rounds / 2);
     launch("ll_combine", combine_arguments, combine_blocks, fit.num_warps, fit.dynamic_smem_bytes);
+    for (uint32_t peer = 0; dies < ranks && peer < ranks; peer++) {
+      expect(active[peer] == (peer != dies || round < rounds / 2), "mask of rank", round, peer);
+    }
     auto found = combined.read();
     for (uint32_t token = 0; token < routing.tokens(rank); token++) {
       auto experts = routing.experts_of(rank, token, round);
       for (uint32_t i = 0; i < HIDDEN; i++) {
         std::vector<float> parts(rank_major ? ranks : 1);
         for (uint32_t k = 0; k < TOPK; k++) {
-          if (experts[k] < 0) continue;
+          if (experts[k] < 0 || !active[experts[k] / local]) continue;
           float x = Routing::apply(uint32_t(experts[k]), Routing::value(rank, token, i, round));
           parts[rank_major ? experts[k] / local : 0] += routing.weight(rank, token, k, round) * x;
         }

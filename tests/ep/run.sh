@@ -49,20 +49,21 @@ build() {
     [ $status -eq 0 ] && programs[$host]=$program built[$kernels]=1 built[$headers]=1
 }
 
-# job RANKS SETTING... -- OPTION...: starts the ranks of `program`, PER_NODE on each node (default: 1). Succeeds if all of them found every
-# value right.
+# job RANKS SETTING... -- OPTION...: starts the ranks of `program`, PER_NODE on each node (default: 1). Succeeds if all of them, but the one that
+# dies=RANK names, found every value right.
 job() {
-    local ranks=$1 settings=()
+    local ranks=$1 left=$1 settings=()
     shift
     while [ "$1" != -- ]; do
         settings+=("$1")
         shift
     done
     shift
+    [[ " $*" != *" dies="* ]] || left=$((ranks - 1))
     env FERROGIN_SIGNALS=emulated "${settings[@]}" timeout --kill-after=5 "$limit" "$dist/ferrogin" gpu -- "$dist/ferrogin" run -n "$ranks" -- \
-        sh -c 'FERROGIN_NODE=$((FERROGIN_RANK / ${PER_NODE:-1})) exec "$0" "$@"' "$program" kernels="$kernels.ptx" \
+        bash -c 'FERROGIN_NODE=$((FERROGIN_RANK / ${PER_NODE:-1})) "$0" "$@" || [[ " $* " == *" dies=$FERROGIN_RANK "* ]]' "$program" kernels="$kernels.ptx" \
         device="$dist/cuda/ferrogin_device.ptx" "$@" >"$log" 2>&1 &&
-        [ "$(grep -c ', 0 values are wrong$' "$log")" -eq "$ranks" ]
+        [ "$(grep -c ', 0 values are wrong$' "$log")" -eq "$left" ]
 }
 
 wanted() {
@@ -119,6 +120,8 @@ right "LL, 2 ranks, 20 rounds" ll 2 "" "SOFTEFA_FAULTS=$faults,seed=1" rounds=20
 right "LL, 8 ranks, weak memory" ll 8 "" "SOFTEFA_FAULTS=$faults,seed=2 $weak" experts=16 sms=4
 right "LL, 8 ranks, two per node, weak memory" ll 8 "" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=13 $weak" experts=16 sms=4
 right "LL, FP8, rank-major, split phases, weak memory" ll 2 "-DRECIPE=DS_FP8E3M4 -DLAYOUT=RANK_MAJOR -DTOPK=3" "$weak" split=1 rounds=4
+right "LL, 4 ranks, one dies and is masked" ll 4 "" "FERROGIN_ON_PEER_FAILURE=isolate SOFTEFA_FAULTS=$faults,seed=28 $weak" dies=1 rounds=6
+right "LL, 4 ranks, one dies in combine and is masked" ll 4 "" "FERROGIN_ON_PEER_FAILURE=isolate SOFTEFA_FAULTS=$faults,seed=29" dies=2 late=1 rounds=6
 right "HT, 2 ranks, card signals, 20 rounds" ht 2 "" "SOFTEFA_FAULTS=$faults,seed=3 FERROGIN_SIGNALS=card" rounds=20
 right "HT, 8 ranks, two per node, weak memory" ht 8 "" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=4 $weak"
 right "DeepEP, 4 ranks, two per node, weak memory" deepep 4 "-DTOPK=6" "PER_NODE=2 SOFTEFA_FAULTS=$faults,seed=14 $weak"
@@ -133,6 +136,8 @@ right "LL through NCCL's proxy and the RMA plugin, 20 rounds, weak memory" ll 2 
 
 if [ -n "${FERROGIN_SOAK:-}" ]; then
     right "HT through NCCL's proxy and the RMA plugin" ht 2 "-DTHROUGH_PROXY" "SOFTEFA_FAULTS=$faults,seed=26 $weak" rounds=20 topk=4
+    right "LL, 8 ranks, rank-major, split phases, one dies in combine and is masked" ll 8 "-DTOPK=3 -DLAYOUT=RANK_MAJOR" \
+        "FERROGIN_ON_PEER_FAILURE=isolate SOFTEFA_FAULTS=$faults,seed=30 $weak" dies=5 late=1 timeout=20 split=1 experts=16 sms=4 rounds=8
     for nodes in 1 2; do
         EDITS="--with deepep-read-signal" right "DeepEP, NODES=$nodes, through NCCL's proxy and the RMA plugin" deepep 2 "-DNODES=$nodes -DTHROUGH_PROXY" \
             "SOFTEFA_FAULTS=$faults,seed=27 $weak" rounds=20
