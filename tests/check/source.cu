@@ -59,6 +59,24 @@ KERNEL(source_reused_by_another_thread) {
   if (is(32)) WORD(1028) = 1;  // CHECK source
 }
 
+// A flush covers the context's earlier puts, also those that other flushes have waited for. The third one takes the queue out of the set of used
+// ones, so that the next finds nothing to look at.
+KERNEL(source_reused_after_another_threads_flush) {
+  Gin<> gin(a.handle, 0);
+  if (is(32)) {
+    FILL(1024);
+    gin.put(a.peer, a.window, 0, a.window, 1024, 64);  // CHECK source
+    STORE("relaxed.gpu", a.memory, 1);
+    while (LOAD("relaxed.gpu", a.memory) != 2) {}
+    FIX(gin.flush();)
+    WORD(1024) = 1;  // CHECK source
+  } else if (is(0)) {
+    while (LOAD("relaxed.gpu", a.memory) != 1) {}
+    for (int n = 0; n < 3; n++) gin.flush();
+    STORE("relaxed.gpu", a.memory, 2);
+  }
+}
+
 // The card may read before the other warp has written.
 KERNEL(source_not_written_yet) {
   Gin<> gin(a.handle, 0);

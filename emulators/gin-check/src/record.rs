@@ -8,7 +8,7 @@ use crate::shadow::Map;
 use soft_gpu_ptx::{Access, BulkStart, Does, MbarrierUse, Observer, Ordering, Reach, Who};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// A call into the library, whose promises order more than a post does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,8 +93,8 @@ struct Thread {
     call: Option<(u32, Call, Vec<u64>)>,
     /// Where the program calls.
     place: u32,
-    /// What the thread has loaded in the call, by address.
-    loaded: Vec<(u64, u64)>,
+    /// What the thread has loaded in the call, by address, and the number of its clock then.
+    loaded: BTreeMap<u64, (u64, u32)>,
     /// The last word of a request that the thread wrote.
     posted: u64,
 }
@@ -107,6 +107,10 @@ struct Pending {
     bytes: u64,
     value: u64,
 }
+
+/// What flushes of a process had loaded of counters before they changed a word of the library, by the word: a flush that
+/// finds no used queue in a context loads only the word from which others have taken the queues.
+pub type Flushed = BTreeMap<u64, BTreeMap<u64, u64>>;
 
 /// Finds a launch's races, and records what concerns other ranks.
 pub struct Recorder<'a> {
@@ -125,13 +129,21 @@ pub struct Recorder<'a> {
     threads: Map<Key, Thread>,
     /// What library code has loaded that may be the address of a context's signals.
     bases: BTreeSet<u64>,
+    flushed: &'a Mutex<Flushed>,
 }
 
 impl<'a> Recorder<'a> {
     /// Makes the recorder of a launch. Instruction `n` is place `first + n` in the records.
-    pub fn new(races: Detector, launch: u64, first: u32, code: &'a Code, shares: &'a dyn Fn(u64) -> bool) -> Self {
+    pub fn new(
+        races: Detector,
+        launch: u64,
+        first: u32,
+        code: &'a Code,
+        shares: &'a dyn Fn(u64) -> bool,
+        flushed: &'a Mutex<Flushed>,
+    ) -> Self {
         let (records, sites, clocks, threads, bases) = Default::default();
-        Self { races, launch, code, shares, records, sites, first, clocks, threads, bases }
+        Self { races, launch, code, shares, records, sites, first, clocks, threads, bases, flushed }
     }
 
     /// Returns the records, and the instructions that they name.
@@ -145,6 +157,10 @@ impl<'a> Recorder<'a> {
 
     fn is_library(&self, site: u32) -> bool {
         self.code.library.get(site as usize).copied().unwrap_or(false)
+    }
+
+    fn flushed(&self) -> MutexGuard<'_, Flushed> {
+        self.flushed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn add(&mut self, event: &Event) {
@@ -265,18 +281,14 @@ impl<'a> Recorder<'a> {
         {
             // A reset of an emulated signal loads nothing; one of a card's count stores what it has loaded, elsewhere.
             if own.loaded.is_empty() {
-                own.loaded.push((access.address, 0));
+                own.loaded.insert(access.address, (0, 0));
             }
         }
         let loads = access.does == Does::Load && !access.shared;
         if loads && access.ordering.is_none() && access.bytes == 8 && (self.shares)(access.value) {
             self.bases.insert(access.value);
         }
-        // A card or a signal proxy counts in memory that is shared with it.
-        if !loads || access.ordering.is_none() || !(self.shares)(access.address) {
-            return;
-        }
-        let strong_read = access.value != 0 && access.ordering.is_some_and(|ordering| ordering.reach == Reach::System);
+        let Some(ordering) = access.ordering.filter(|_| !access.shared) else { return };
         let inlined = self.code.inlined.get(access.site as usize).copied().flatten();
         let own = self.threads.entry(key).or_default();
         let call = match &own.call {
@@ -284,27 +296,39 @@ impl<'a> Recorder<'a> {
             // A post looks at its queue's counter for room only.
             None => match inlined {
                 Some(call) => call,
-                // NCCL's headers read signals and counters inline.
-                None if strong_read => Call::Value,
+                // NCCL's headers read signals and counters inline, and what they don't acquire a fence of the program may.
+                None if loads && !ordering.acquires => return self.program_access(who, access),
+                None if access.value != 0 && ordering.reach == Reach::System => Call::Value,
                 None => Call::Other,
             },
         };
-        if call == Call::Other {
-            return;
+        if call == Call::Flush && access.does != Does::Load {
+            let counts: Vec<_> = own.loaded.iter().map(|(address, loaded)| (*address, loaded.0)).collect();
+            self.flushed().entry(access.address).or_default().extend(counts);
         }
-        let known = own.loaded.iter_mut().find(|loaded| loaded.0 == access.address);
-        let changed = known.as_ref().is_none_or(|loaded| loaded.1 != access.value);
-        match known {
-            Some(loaded) => loaded.1 = access.value,
-            None => own.loaded.push((access.address, access.value)),
+        if call == Call::Flush && ordering.acquires {
+            let counts = self.flushed().get(&access.address).cloned();
+            counts.into_iter().flatten().for_each(|(address, value)| self.load(who, call, address, value));
         }
+        // A card or a signal proxy counts in memory that is shared with it.
+        if loads && call != Call::Other && (self.shares)(access.address) {
+            self.load(who, call, access.address, access.value);
+        }
+    }
+
+    /// Notes a count that a call loads.
+    fn load(&mut self, who: Who, call: Call, address: u64, value: u64) {
+        let key = clock::thread(who.block, who.thread);
+        let clock = self.moment(key).map_or(0, |moment| moment.1);
+        let own = self.threads.entry(key).or_default();
+        let changed = own.loaded.insert(address, (value, clock)) != Some((value, clock));
         // A flush waits for several counters, and what is inlined has no end that shows.
         if (call == Call::Flush || own.call.is_none()) && changed {
             let place = own.place;
             // The words of a context's signals are an array.
-            let base = self.bases.range(..=access.address).next_back().filter(|_| call == Call::Value);
-            let id = base.map_or(u32::MAX, |base| u32::try_from((access.address - base) / 8).unwrap_or(u32::MAX));
-            self.counted(who, place, (access.address, access.value), access.value, id, call);
+            let base = self.bases.range(..=address).next_back().filter(|_| call == Call::Value);
+            let id = base.map_or(u32::MAX, |base| u32::try_from((address - base) / 8).unwrap_or(u32::MAX));
+            self.counted(who, place, (address, value), value, id, call);
         }
     }
 
@@ -421,7 +445,7 @@ impl Observer for Recorder<'_> {
         if call == Call::Other || call == Call::Flush {
             return;
         }
-        for (address, raw) in loaded {
+        for (address, (raw, _)) in loaded {
             let value = if call == Call::Wait { arguments.get(2).copied().unwrap_or(raw) } else { raw };
             self.counted(who, place, (address, raw), value, signal, call);
         }

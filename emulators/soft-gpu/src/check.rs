@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 
 use gin_check::event::{Event, Log, directory};
 use gin_check::race::{Detector, Fault};
-use gin_check::record::{Call, Code, Recorder, is_library_file};
+use gin_check::record::{Call, Code, Flushed, Recorder, is_library_file};
 use soft_gpu_ptx::{Kernel, Launch, Loaded, Memory, Origin, Program, Statistics, Trap};
 
 use crate::guard::{lock, log};
@@ -19,6 +19,8 @@ static LOG: LazyLock<Option<Log>> = LazyLock::new(|| Log::create(&directory()?, 
 static EXPORTED: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
 /// The instructions of each loaded module, by its handle, which no other module gets.
 static MODULES: LazyLock<Mutex<HashMap<usize, Arc<Instructions>>>> = LazyLock::new(Mutex::default);
+/// What the process's flushes have seen.
+static FLUSHED: Mutex<Flushed> = Mutex::new(Flushed::new());
 
 fn unwritten(error: &std::io::Error) {
     log(format_args!("cannot write the record for `ferrogin check`: {error}"));
@@ -121,7 +123,9 @@ pub(crate) fn host(address: u64, bytes: usize, write: bool) {
 /// Records that memory was freed.
 pub(crate) fn freed(address: u64, bytes: u64) {
     if enabled() {
-        lock(&EXPORTED).retain(|range| range.0 < address || range.0 >= address + bytes);
+        let freed = address..address + bytes;
+        lock(&EXPORTED).retain(|range| !freed.contains(&range.0));
+        lock(&FLUSHED).retain(|word, _| !freed.contains(word));
         record(&[Event::Freed { address, bytes }]);
     }
 }
@@ -146,7 +150,7 @@ pub(crate) fn run(
     let ranges = lock(&EXPORTED).clone();
     let shares = |address| shares(&ranges, address);
     let races = Detector::new(instructions.code.library.clone(), lenient);
-    let mut recorder = Recorder::new(races, number, instructions.first, &instructions.code, &shares);
+    let mut recorder = Recorder::new(races, number, instructions.first, &instructions.code, &shares, &FLUSHED);
     let result = soft_gpu_ptx::observe(loaded, kernel, launch, memory, stop, &mut recorder);
     let (races, records, sites) = recorder.finish();
     let mut events = Vec::new();

@@ -2,8 +2,9 @@
 
 use gin_check::event::{ACQUIRES, Event, FENCED, STRONG, decode};
 use gin_check::race::Detector;
-use gin_check::record::{Call, Code, Recorder};
+use gin_check::record::{Call, Code, Flushed, Recorder};
 use soft_gpu_ptx::{Access, Does, Observer, Ordering, Reach, Who};
+use std::sync::Mutex;
 
 const THREAD: Who = Who { block: 0, thread: 0 };
 /// A word that is shared with a card, and one that isn't.
@@ -21,14 +22,22 @@ const RESET_COUNTER: u32 = 1;
 /// Returns the accesses and looks that are recorded of a thread, without their places and clocks: the flags or the
 /// call, the address and the value.
 fn recorded(does: impl FnOnce(&mut Recorder<'_>)) -> Vec<(&'static str, u32, u64, u64)> {
+    recorded_after(&Mutex::default(), does)
+}
+
+/// The same for a launch of a process whose earlier launches have flushed.
+fn recorded_after(
+    flushed: &Mutex<Flushed>,
+    does: impl FnOnce(&mut Recorder<'_>),
+) -> Vec<(&'static str, u32, u64, u64)> {
     let code = Code {
         library: [false, true, true, true].into(),
         inlined: vec![None, None, Some(Call::Flush), Some(Call::Other)],
         functions: vec!["fgin_reset_signal".into(), "fgin_reset_counter".into()],
     };
     let shares = |address| address < OWN;
-    let mut recorder = Recorder::new(Detector::new(code.library.clone(), false), 0, 0, &code, &shares);
-    recorder.begin(0, 1, 0);
+    let mut recorder = Recorder::new(Detector::new(code.library.clone(), false), 0, 0, &code, &shares, flushed);
+    recorder.begin(0, 2, 0);
     does(&mut recorder);
     recorder.end(0);
     let (_, records, _) = recorder.finish();
@@ -89,4 +98,38 @@ fn a_post_that_is_inlined_does_not_look_at_its_queues_counter() {
         let expected: Vec<_> = call.into_iter().map(|call| ("look", call as u32, WORD, 3)).collect();
         assert_eq!(found, expected, "at {site}");
     }
+}
+
+#[test]
+fn a_relaxed_look_at_a_count_that_is_inlined_acquires_nothing() {
+    let found = recorded(|recorder| recorder.access(THREAD, &access(LIBRARY, Does::Load, WORD, 3, false)));
+    assert_eq!(found, [("access", STRONG, WORD, 3)]);
+}
+
+#[test]
+fn a_flush_has_the_counts_of_those_that_emptied_the_set_of_used_queues() {
+    let flushed = Mutex::default();
+    let expected = [("look", Call::Flush as u32, WORD, 3)];
+    let found = recorded_after(&flushed, |recorder| {
+        recorder.access(THREAD, &access(FLUSH, Does::Load, WORD, 3, true));
+        recorder.access(THREAD, &access(FLUSH, Does::Update, OWN, 1, false));
+    });
+    assert_eq!(found, expected);
+    // A later launch, or another thread.
+    let found = recorded_after(&flushed, |recorder| {
+        recorder.access(THREAD, &access(FLUSH, Does::Load, OWN, 0, true));
+        recorder.access(THREAD, &access(LIBRARY, Does::Load, OWN, 0, true));
+    });
+    assert_eq!(found, expected);
+}
+
+#[test]
+fn a_flush_looks_at_a_count_again_once_its_thread_has_met_others() {
+    let load = access(FLUSH, Does::Load, WORD, 3, true);
+    let found = recorded(|recorder| {
+        (0..2).for_each(|_| recorder.access(THREAD, &load));
+        recorder.warp(0, 0, 3, true, PROGRAM);
+        (0..2).for_each(|_| recorder.access(THREAD, &load));
+    });
+    assert_eq!(found, [("look", Call::Flush as u32, WORD, 3); 2]);
 }
