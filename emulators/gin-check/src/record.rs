@@ -303,8 +303,13 @@ impl<'a> Recorder<'a> {
             },
         };
         if call == Call::Flush && access.does != Does::Load {
-            let counts: Vec<_> = own.loaded.iter().map(|(address, loaded)| (*address, loaded.0)).collect();
-            self.flushed().entry(access.address).or_default().extend(counts);
+            let loaded = own.loaded.clone();
+            let mut flushed = self.flushed();
+            let known = flushed.entry(access.address).or_default();
+            for (address, (value, _)) in loaded {
+                // What another flush has seen may be newer.
+                known.entry(address).and_modify(|known| *known = value.max(*known)).or_insert(value);
+            }
         }
         if call == Call::Flush && ordering.acquires {
             let counts = self.flushed().get(&access.address).cloned();
