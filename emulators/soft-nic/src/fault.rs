@@ -7,7 +7,7 @@ use crate::config_error::ConfigError;
 
 const VARIABLE: &str = "SOFTEFA_FAULTS";
 const KEYS: &str = "seed, reorder, delay_us, reread, error_every, error_status, error_id, cntr_start, max_batch, sq_size, \
-                    rq_size, wqe_size, die_after, cntr_budget, qp_caps, device";
+                    rq_size, wqe_size, die_after, cntr_budget, qp_caps, sub_cqs, device";
 const FLAGS: &str = "narrow_only, no_counters, no_hmem, refuse_tclass, ignore_tclass, no_wait_fd, close_drops, old_qpns, \
                      no_rx_cq_data";
 
@@ -45,6 +45,8 @@ pub struct Faults {
     pub cntr_budget: u32,
     /// Capability bits that send queues report. Without bit 0 request ids have 16 bits.
     pub qp_caps: u16,
+    /// How many rings a completion queue has, of which programs that drive queues themselves see the first.
+    pub sub_cqs: u32,
     /// The card's device id, which verbs programs read.
     pub device: u16,
     /// `cntr_open_ext` is refused, as by libfabric's `efa` provider with `FI_EFA_USE_HW_CNTR=0`, the default in 2.6.0.
@@ -84,6 +86,7 @@ impl Default for Faults {
             die_after: 0,
             cntr_budget: 8192,
             qp_caps: CAPS_64_BIT_REQUEST_IDS,
+            sub_cqs: 1,
             device: 0xefa3,
             no_counters: false,
             no_hmem: false,
@@ -213,6 +216,7 @@ impl Faults {
             "die_after" => self.die_after = number(0, u64::MAX)?,
             "cntr_budget" => self.cntr_budget = number(0, 1 << 20)? as u32,
             "qp_caps" => self.qp_caps = number(0, u64::from(CAPS_64_BIT_REQUEST_IDS))? as u16,
+            "sub_cqs" => self.sub_cqs = number(1, 64)? as u32,
             "device" => {
                 self.device = match value {
                     "efa0" => 0xefa0,
@@ -237,8 +241,8 @@ mod tests {
     fn every_key_is_parsed() {
         let faults = Faults::parse(
             "seed=5,reorder=32,delay_us=1..20,reread=0.25,error_every=100,error_status=7,error_id=3,cntr_start=2147483640,\
-             max_batch=4,sq_size=64,rq_size=32,wqe_size=64,die_after=9,cntr_budget=12,qp_caps=0,device=efa1,no_counters,no_hmem,refuse_tclass,\
-             ignore_tclass,no_wait_fd,close_drops,old_qpns,no_rx_cq_data",
+             max_batch=4,sq_size=64,rq_size=32,wqe_size=64,die_after=9,cntr_budget=12,qp_caps=0,sub_cqs=4,device=efa1,no_counters,no_hmem,\
+             refuse_tclass,ignore_tclass,no_wait_fd,close_drops,old_qpns,no_rx_cq_data",
         )
         .unwrap();
         let expected = Faults {
@@ -257,6 +261,7 @@ mod tests {
             die_after: 9,
             cntr_budget: 12,
             qp_caps: 0,
+            sub_cqs: 4,
             device: 0xefa1,
             no_counters: true,
             no_hmem: true,
@@ -287,6 +292,7 @@ mod tests {
             ("no_counters=1", "unknown key \"no_counters\""),
             ("narrow_only,wqe_size=128", "give one of them"),
             ("qp_caps=2", "qp_caps"),
+            ("sub_cqs=0", "sub_cqs"),
             ("device=efa9", "efa0 to efa4"),
             ("seed=x", "seed must be"),
             ("seed=1,seed=2", "twice"),

@@ -2,8 +2,9 @@
 //! themselves read from memory; `fi_cq_read` reads the same entries.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::io;
 use std::mem::offset_of;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr;
 use std::sync::{Arc, OnceLock};
 
@@ -22,7 +23,7 @@ use super::unsupported;
 use super::wait::{self, WaitObject};
 use soft_nic::card::queue::{CQ_ENTRY_LEN, CompletionRing};
 use soft_nic::card::signal::Signal;
-use soft_nic::memory::Mapping;
+use soft_nic::memory::{Mapping, sealed_memfd};
 
 #[repr(C)]
 pub(super) struct Cq {
@@ -181,6 +182,18 @@ fn publish(
     };
     give(cq, out);
     Ok(0)
+}
+
+/// Creates the ring of a queue on `efa-direct`. With several sub-CQs, it's the first of as many rings, which a driver maps
+/// from its device's file as one piece.
+fn direct_ring(domain: &Domain, entries: u32) -> io::Result<CompletionRing> {
+    let rings = domain.card.lock().config.faults.sub_cqs;
+    if rings == 1 {
+        return CompletionRing::new(entries);
+    }
+    let len = rings as usize * entries as usize * CQ_ENTRY_LEN as usize;
+    let file = sealed_memfd("/dev/infiniband/uverbs0", len)?;
+    CompletionRing::in_memory(Mapping::shared(file.as_fd(), 0, len)?, entries)
 }
 
 /// A queue, and room for entries of its format and for their sources.
@@ -346,7 +359,7 @@ entry_points! {
     ) {
         let attributes = check(attr)?;
         let ring = match domain.fabric_kind() {
-            Kind::Direct => Some(CompletionRing::new(attributes.entries)?),
+            Kind::Direct => Some(direct_ring(domain, attributes.entries)?),
             Kind::Rdm => None,
         };
         publish(domain, &attributes, ring, context, &out)

@@ -34,6 +34,16 @@ fn init_fails_if_counter_switch_is_off() {
 }
 
 #[test]
+fn init_refuses_completion_queues_of_several_rings() {
+    let test = "init_refuses_completion_queues_of_several_rings";
+    alone(test, &[("SOFTEFA_FAULTS", "sub_cqs=4")], |plugin| {
+        Comm::probe(&plugin).expect_err("four rings");
+        let line = "card softefa0-rdm divides each completion queue into 4 rings (sub-CQs)";
+        assert_eq!(lines_with(line).len(), 1, "{:?}", log::all());
+    });
+}
+
+#[test]
 fn init_passes_with_counters_for_smallest_context_only() {
     let test = "init_passes_with_counters_for_smallest_context_only";
     alone(test, &[("SOFTEFA_FAULTS", "cntr_budget=4")], |plugin| {
