@@ -4,7 +4,7 @@
 //! crosses PCIe instead. It's a store where the CPU can address that memory, also through GDRCopy. Otherwise it's a
 //! copy by the driver, in a thread of its own: a driver call may have to wait for another thread's call, which waits
 //! for a kernel that waits for this word's writer, and must hold up nobody else. A context has one such thread,
-//! so its words are written in order.
+//! so its words are written in order: once the driver has a word to write, it writes all later ones.
 #![allow(unsafe_code)]
 
 use crate::device::{Device, DeviceBuffer, DeviceError, WordMapping, bytes_of};
@@ -36,21 +36,24 @@ impl KernelWords {
     /// Writes the word at `offset`, which is a multiple of 4, and returns at once. Kernels see it soon, unless the
     /// driver is stuck.
     pub fn store(&self, offset: usize, value: u32) {
-        if let Some(base) = self.buffer.host_address() {
-            // SAFETY: the caller names an aligned word of the buffer, which kernels access atomically too.
-            let word = unsafe { AtomicU32::from_ptr(base.wrapping_add(offset).cast()) };
-            word.store(value, Ordering::Release);
-        } else if let Some(WordMapping { distance, .. }) = self.mapping {
-            let word = (self.buffer.device_address() + offset as u64).wrapping_add(distance) as *mut u32;
-            // SAFETY: the caller names an aligned word of the bytes that `new` mapped. No Rust reference covers it.
-            unsafe { word.write_volatile(value) };
-            // The mapping combines writes; the fence makes this one leave the CPU.
-            fence(Ordering::SeqCst);
-        } else {
-            let mut writer = self.writer.lock();
-            // Fails only if the thread didn't start.
-            let _ = writer.get_or_insert_with(start_writer).send((self.buffer.clone(), offset, value));
+        let mut writer = self.writer.lock();
+        // Not past words that the driver still has to write.
+        if writer.is_none() {
+            if let Some(base) = self.buffer.host_address() {
+                // SAFETY: the caller names an aligned word of the buffer, which kernels access atomically too.
+                let word = unsafe { AtomicU32::from_ptr(base.wrapping_add(offset).cast()) };
+                return word.store(value, Ordering::Release);
+            }
+            if let Some(WordMapping { distance, .. }) = self.mapping {
+                let word = (self.buffer.device_address() + offset as u64).wrapping_add(distance) as *mut u32;
+                // SAFETY: the caller names an aligned word of the bytes that `new` mapped. No Rust reference covers it.
+                unsafe { word.write_volatile(value) };
+                // The mapping combines writes; the fence makes this one leave the CPU.
+                return fence(Ordering::SeqCst);
+            }
         }
+        // Fails only if the thread didn't start.
+        let _ = writer.get_or_insert_with(start_writer).send((self.buffer.clone(), offset, value));
     }
 }
 
@@ -202,24 +205,30 @@ mod tests {
         }
     }
 
+    /// The stop word is written by the driver, or mapped although the other words aren't.
     #[test]
     fn words_before_the_stop_word_are_written_first() {
-        let (device, driver) = (CpuDevice::new(false), Arc::new(StdMutex::new(())));
-        let [own, tables] = [Arc::default(), driver.clone()].map(|driver| -> Arc<dyn DeviceBuffer> {
-            Arc::new(Gpu { memory: device.allocate(64, Use::Card).unwrap(), driver })
-        });
-        let stop = StopWord::new(Arc::new(KernelWords::new(&device, own.clone(), 0, 4)), 0);
-        let words = stop.words_before(&device, tables.clone());
-        let stuck = driver.lock().unwrap();
-        words.store(4, 7);
-        stop.set_lost(true);
-        for _ in 0..1000 {
-            std::thread::yield_now();
-            assert_eq!(word(&*own, 0), 0, "the driver has not written the other word");
+        for is_mapped in [false, true] {
+            let (device, driver) = (CpuDevice::new(false), Arc::new(StdMutex::new(())));
+            let [own, tables] = [Arc::default(), driver.clone()].map(|driver| -> Arc<dyn DeviceBuffer> {
+                Arc::new(Gpu { memory: device.allocate(64, Use::Card).unwrap(), driver })
+            });
+            let words = KernelWords::new(&device, own.clone(), 0, 4);
+            // A CPU's memory is at its device address.
+            let mapping = is_mapped.then(|| WordMapping { distance: 0, _mapped: Box::new(()) });
+            let stop = StopWord::new(Arc::new(KernelWords { mapping, ..words }), 0);
+            let words = stop.words_before(&device, tables.clone());
+            let stuck = driver.lock().unwrap();
+            words.store(4, 7);
+            stop.set_lost(true);
+            for _ in 0..1000 {
+                std::thread::yield_now();
+                assert_eq!(word(&*own, 0), 0, "the driver has not written the other word");
+            }
+            drop(stuck);
+            wait_until("write", || word(&*own, 0) == STOP_LOST);
+            assert_eq!(word(&*tables, 4), 7);
         }
-        drop(stuck);
-        wait_until("write", || word(&*own, 0) == STOP_LOST);
-        assert_eq!(word(&*tables, 4), 7);
     }
 
     #[test]

@@ -222,7 +222,7 @@ pub struct Imported {
 pub struct WordMapping {
     /// Distance from the memory's addresses to the mapping's.
     pub distance: u64,
-    pub(super) _mapped: Box<dyn Send + Sync>,
+    pub(crate) _mapped: Box<dyn Send + Sync>,
 }
 
 /// A device: allocates memory, and maps the cards' memory for kernels.
