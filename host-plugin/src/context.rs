@@ -427,8 +427,8 @@ impl Context {
         self.isolation.as_deref()
     }
 
-    /// Starts watching the context's queues and, with `peers`, the other ranks: waits end when a rank exits. `handle`
-    /// is NCCL's handle for the context.
+    /// Starts watching the context's queues and, with `peers`, as for the host API, the other ranks: waits end when a
+    /// rank exits. `handle` is NCCL's handle for the context.
     ///
     /// # Errors
     /// The watcher's thread doesn't start.
@@ -478,6 +478,7 @@ impl Context {
             failure: self.memory.record.host_address().map(<*mut u8>::cast),
             lost: self.coll.upgrade().filter(|_| peers && self.isolation.is_none()).map(|coll| coll.lost.clone()),
             isolation: self.isolation.clone(),
+            acknowledges: peers,
             suspects: Vec::new(),
             proxy: self.inboxes.as_ref().map(|inboxes| (Pulse::new(Instant::now()), inboxes.served())),
             output: Output::Log,

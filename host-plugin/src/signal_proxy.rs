@@ -421,6 +421,7 @@ mod tests {
             failure: None,
             lost: None,
             isolation: None,
+            acknowledges: false,
             suspects: Vec::new(),
             proxy: Some((Pulse::new(began), vec![served.clone()])),
             output: Output::Log,

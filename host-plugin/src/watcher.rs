@@ -197,6 +197,8 @@ pub struct Watch {
     pub lost: Option<LostRank>,
     /// If a lost rank ends only the requests to it.
     pub isolation: Option<Arc<Isolation>>,
+    /// Whether the program can acknowledge lost ranks; NCCL's programs can't.
+    pub acknowledges: bool,
     /// Failed requests to ranks that may be lost: endpoint, entry, time.
     pub suspects: Vec<(usize, CdescCommon, Instant)>,
     /// With emulated signals: the signal proxy's progress, and the inboxes.
@@ -407,11 +409,13 @@ impl Watch {
         }
         for (rank, reason) in isolation.publish() {
             if self.output == Output::Log {
-                crate::warn!(
-                    "rank {}: rank {rank} is lost: {reason}. Posts to it are refused, and waits return FGIN_PEER_LOST until the program calls \
-                     ferrogin_acknowledge_lost",
-                    self.rank
-                );
+                let then = if self.acknowledges {
+                    "waits return FGIN_PEER_LOST until the program calls ferrogin_acknowledge_lost"
+                } else {
+                    "waits that have to wait return FGIN_PEER_LOST. To go on in a communicator without it, call ncclCommShrink with \
+                     NCCL_SHRINK_ABORT"
+                };
+                crate::warn!("rank {}: rank {rank} is lost: {reason}. Posts to it are refused, and {then}", self.rank);
             }
         }
         if let Some(reason) = isolation.given_up().filter(|_| self.report != Report::Done) {

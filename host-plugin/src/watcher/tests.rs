@@ -129,6 +129,7 @@ fn watch_of(ring: &mut Ring, errors: &AtomicU64, handle: usize) -> Watch {
         failure: None,
         lost: None,
         isolation: None,
+        acknowledges: false,
         suspects: Vec::new(),
         proxy: None,
         output: Output::Log,

@@ -168,6 +168,8 @@ pub fn others_go_on(plugin: &Arc<Plugin>) {
         ["rank 0: rank 2 is lost: a write to rank 2 ", "rank 1: rank 2 is lost: its process", "rank 2: the other "];
     let are_expected = lines.len() == 3 && lines.iter().zip(starts).all(|(line, start)| line.contains(start));
     assert!(are_expected && lines[0].contains("(status 9)"), "{lines:#?}");
+    let is_for_nccl = |line: &String| line.contains("ncclCommShrink") && !line.contains("ferrogin_acknowledge_lost");
+    assert!(lines[..2].iter().all(is_for_nccl), "{lines:#?}");
 }
 
 #[test]
