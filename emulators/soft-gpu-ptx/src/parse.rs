@@ -139,6 +139,8 @@ impl<'a> Parser<'a> {
                     self.next()?;
                     return self.expect(';');
                 }
+                // rustc's end of a section, which a later one names.
+                label if label.starts_with("$L__sec_end") => return self.expect(':'),
                 _ => return Err(self.error(Kind::Form, line, word, "the interpreter does not support this directive")),
             }
         }

@@ -80,7 +80,10 @@ fn fault_names_the_line_of_the_source() {
          ld.global.u64 %d2, [%d1];
          ret; }}
          .file 1 \"other.cuh\"
-         .file 2 \"kernel.cu\""
+         .file 2 \"kernel.cu\"
+         .section .debug_info {{ .b8 0 }}
+         $L__sec_end0:
+         .section .debug_aranges {{ .b64 $L__sec_end0 }}"
     );
     let trap = run_text(&text, &Arena::new(1), 1).expect_err("a fault");
     assert_eq!((trap.kind, trap.origin.as_ref()), (TrapKind::Address, Some(&("kernel.cu".to_owned(), 42))));
