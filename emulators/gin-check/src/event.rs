@@ -172,8 +172,6 @@ events! {
         value: u64,
         /// What it saw.
         raw: u64,
-        /// The id of the signal or counter, or `u32::MAX`.
-        signal: u32,
         /// 1: a wait for a signal or counter; 2: a flush; 3: a reset; 4: a load of the value.
         call: u32,
     }
@@ -185,6 +183,8 @@ events! {
         flags: u32,
         address: u64, bytes: u32, count: u64,
     }
+    /// A kernel has found a context's emulated signals: `count` words at this address, to which the signal proxy adds.
+    24 Signals { address: u64, count: u32, generation: u32 }
 
     // The software card. A request is named by its card and a number that the card gives it.
 

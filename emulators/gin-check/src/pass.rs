@@ -267,13 +267,7 @@ impl<'a> Pass<'a> {
 
     /// Returns what a wait gains, or a look at a value.
     fn counted(&mut self, at: usize, look: &Look) -> Facts {
-        let (moment, mut gained) = (&self.run.moments[at], Facts::default());
-        if look.signal == u32::MAX && !self.run.is_word(moment.process, look.address, moment.time) {
-            for request in self.run.raises_alike(moment, look.raw) {
-                gained.join(&self.arrival(request));
-            }
-            return gained;
-        }
+        let moment = &self.run.moments[at];
         let (raises, count) = self.run.raises(moment, look);
         // A raise that is posted after this moment can't have ended the wait.
         let later = |request: usize| self.before[request].as_ref().is_some_and(|known| known.covers(moment));
@@ -282,7 +276,7 @@ impl<'a> Pass<'a> {
         self.acquired += raises.len() - possible.len();
         let total: u64 = possible.iter().map(|raise| raise.amount).sum();
         if total == 0 {
-            return gained;
+            return Facts::default();
         }
         let arrivals: Vec<_> = possible.iter().map(|raise| (raise.amount, self.arrival(raise.request))).collect();
         Facts::of_any(&arrivals, count.min(total))

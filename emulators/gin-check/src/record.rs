@@ -120,6 +120,8 @@ pub struct Recorder<'a> {
     code: &'a Code,
     /// Whether a card knows the memory at an address.
     shares: &'a dyn Fn(u64) -> bool,
+    /// Reads 8 bytes of memory.
+    read: &'a dyn Fn(u64) -> Option<u64>,
     records: Vec<u8>,
     /// The places of the records.
     sites: BTreeSet<u32>,
@@ -127,8 +129,8 @@ pub struct Recorder<'a> {
     first: u32,
     clocks: HashMap<*const Clock, (Rc<Clock>, u32)>,
     threads: Map<Key, Thread>,
-    /// What library code has loaded that may be the address of a context's signals.
-    bases: BTreeSet<u64>,
+    /// Descriptions of contexts' emulated signals, by address.
+    signals: BTreeSet<u64>,
     flushed: &'a Mutex<Flushed>,
 }
 
@@ -136,14 +138,14 @@ impl<'a> Recorder<'a> {
     /// Makes the recorder of a launch. Instruction `n` is place `first + n` in the records.
     pub fn new(
         races: Detector,
-        launch: u64,
-        first: u32,
+        (launch, first): (u64, u32),
         code: &'a Code,
         shares: &'a dyn Fn(u64) -> bool,
+        read: &'a dyn Fn(u64) -> Option<u64>,
         flushed: &'a Mutex<Flushed>,
     ) -> Self {
-        let (records, sites, clocks, threads, bases) = Default::default();
-        Self { races, launch, code, shares, records, sites, first, clocks, threads, bases, flushed }
+        let (records, sites, clocks, threads, signals) = Default::default();
+        Self { races, launch, code, shares, read, records, sites, first, clocks, threads, signals, flushed }
     }
 
     /// Returns the records, and the instructions that they name.
@@ -285,9 +287,6 @@ impl<'a> Recorder<'a> {
             }
         }
         let loads = access.does == Does::Load && !access.shared;
-        if loads && access.ordering.is_none() && access.bytes == 8 && (self.shares)(access.value) {
-            self.bases.insert(access.value);
-        }
         let Some(ordering) = access.ordering.filter(|_| !access.shared) else { return };
         let inlined = self.code.inlined.get(access.site as usize).copied().flatten();
         let own = self.threads.entry(key).or_default();
@@ -330,17 +329,33 @@ impl<'a> Recorder<'a> {
         // A flush waits for several counters, and what is inlined has no end that shows.
         if (call == Call::Flush || own.call.is_none()) && changed {
             let place = own.place;
-            // The words of a context's signals are an array.
-            let base = self.bases.range(..=address).next_back().filter(|_| call == Call::Value);
-            let id = base.map_or(u32::MAX, |base| u32::try_from((address - base) / 8).unwrap_or(u32::MAX));
-            self.counted(who, place, (address, value), value, id, call);
+            self.counted(who, place, (address, value), value, call);
         }
     }
 
-    fn counted(&mut self, who: Who, place: u32, (address, raw): (u64, u64), value: u64, signal: u32, call: Call) {
+    fn counted(&mut self, who: Who, place: u32, (address, raw): (u64, u64), value: u64, call: Call) {
         let Some((thread, stamp, clock)) = self.step(who) else { return };
         let (launch, place, call) = (self.launch, self.place(place), call as u32);
-        self.add(&Event::Counted { launch, thread, stamp, clock, place, address, value, raw, signal, call });
+        self.add(&Event::Counted { launch, thread, stamp, clock, place, address, value, raw, call });
+    }
+
+    /// Notes a context's emulated signals when a kernel loads their address. What it loads that from is an
+    /// `EmulatedSignals`, if its number of signals is also the one that this rank's peers know.
+    fn find_signals(&mut self, access: &Access) {
+        let loads = access.does == Does::Load && !access.shared && access.ordering.is_none() && access.bytes >= 8;
+        let (at, address) = (access.address, access.value);
+        if !loads || !at.is_multiple_of(64) || !(self.shares)(address) || self.signals.contains(&at) {
+            return;
+        }
+        let described = || {
+            let (peers, numbers) = ((self.read)(at + 8)?, (self.read)(at + 16)?);
+            let own = (self.read)(peers.checked_add(8 * (numbers >> 32))?)?;
+            Some((numbers as u32, (own >> 32) as u32)).filter(|(count, _)| *count == own as u32)
+        };
+        if let Some((count, generation)) = described() {
+            self.signals.insert(at);
+            self.add(&Event::Signals { address, count, generation });
+        }
     }
 }
 
@@ -359,6 +374,7 @@ impl Observer for Recorder<'_> {
     }
 
     fn access(&mut self, who: Who, access: &Access) {
+        self.find_signals(access);
         if access.mmio || self.is_library(access.site) {
             let key = clock::thread(who.block, who.thread);
             let own = self.threads.entry(key).or_default();
@@ -446,13 +462,12 @@ impl Observer for Recorder<'_> {
         let Some(own) = self.threads.get_mut(&key) else { return };
         let Some((_, call, arguments)) = own.call.take_if(|call| call.0 == function) else { return };
         let (place, loaded) = (own.place, std::mem::take(&mut own.loaded));
-        let signal = arguments.get(1).map_or(u32::MAX, |id| *id as u32);
         if call == Call::Other || call == Call::Flush {
             return;
         }
         for (address, (raw, _)) in loaded {
             let value = if call == Call::Wait { arguments.get(2).copied().unwrap_or(raw) } else { raw };
-            self.counted(who, place, (address, raw), value, signal, call);
+            self.counted(who, place, (address, raw), value, call);
         }
     }
 }

@@ -13,8 +13,6 @@ pub(crate) struct Rules {
     reports: Vec<Report>,
     /// The requests that raise a signal at which somebody looks.
     seen: BTreeSet<usize>,
-    /// Processes that look at signals whose ids aren't known.
-    unclear: BTreeSet<usize>,
 }
 
 impl Rules {
@@ -97,7 +95,7 @@ impl Rules {
     /// "What orders two accesses": a signal's baseline or reset, and a raise that a wait of the same thread counts on.
     fn baseline(&mut self, pass: &Pass<'_>, at: usize, look: &Look) {
         let (run, moment) = (pass.run, &pass.run.moments[at]);
-        if !matches!(look.call, Call::Reset | Call::Value) || look.signal == u32::MAX {
+        if !matches!(look.call, Call::Reset | Call::Value) {
             return;
         }
         let next = run.moments[at + 1..].iter().find_map(|next| match next.what {
@@ -159,12 +157,6 @@ impl Rules {
         if pass.run.completions(moment.process, look.address, moment.time).next().is_some() {
             return;
         }
-        if look.signal == u32::MAX && !pass.run.is_word(moment.process, look.address, moment.time) {
-            if look.call == Call::Value && pass.run.has_emulated_signals(moment.process) {
-                self.unclear.insert(moment.process);
-            }
-            return;
-        }
         // The last raises of a signal that frees a buffer need no wait.
         self.seen.extend(pass.run.raises(moment, look).0.iter().map(|raise| raise.request));
     }
@@ -174,7 +166,7 @@ impl Rules {
         for &request in run.raising.difference(&self.seen.clone()) {
             let of = &run.requests[request];
             let closed = of.peer_queue.is_some_and(|queue| run.queues[queue].closed < u64::MAX);
-            if closed && !self.unclear.contains(&of.peer) {
+            if closed {
                 self.report(Kind::Unseen, (run.request_side(request), None), String::new(), 8);
             }
         }

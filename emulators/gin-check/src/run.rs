@@ -116,8 +116,8 @@ enum Word {
     Counter(u64),
     /// A signal proxy adds to the program's memory at this address.
     Memory(u64),
-    /// An emulated signal of this id, of any context.
-    Signal(u32),
+    /// An emulated signal of this id, of the context whose generation ends with these 4 bits.
+    Signal(u32, u32),
 }
 
 /// A look at a word that a card or a signal proxy may count in, as [`Event::Counted`] has it.
@@ -126,7 +126,6 @@ pub struct Look {
     pub address: u64,
     pub value: u64,
     pub raw: u64,
-    pub signal: u32,
     pub call: Call,
 }
 
@@ -182,8 +181,8 @@ pub struct Run {
     raises: HashMap<(usize, Word), Vec<Raise>>,
     /// The queues that count in a process's word, and whether it counts their own completions.
     counters: HashMap<(usize, u64), Vec<(usize, bool)>>,
-    /// Where each context of a process would have its emulated signal 0.
-    bases: HashMap<usize, BTreeSet<u64>>,
+    /// The emulated signals of contexts: when a kernel found them, their words, and the generation.
+    signals: Vec<(u64, Range, u32)>,
     /// The requests that raise a signal.
     pub raising: BTreeSet<usize>,
     /// Resets of words: when, and the count.
@@ -248,6 +247,7 @@ impl Run {
             run.raises.entry(word).or_default().push(Raise { request, ..raise });
         }
         run.match_posts();
+        run.find_resets();
         run
     }
 
@@ -323,15 +323,13 @@ impl Run {
             &Event::Doorbell { ref launch, thread, stamp, place, address, value } => {
                 of_thread(launch, thread, stamp, 0, place, What::Doorbell { address, value })
             }
-            &Event::Counted { ref launch, thread, stamp, clock, place, address, value, raw, signal, call } => {
+            &Event::Signals { address, count, generation } => {
+                self.signals.push((time, Range { process, address, bytes: 8 * u64::from(count) }, generation));
+                return;
+            }
+            &Event::Counted { ref launch, thread, stamp, clock, place, address, value, raw, call } => {
                 let call = Call::from(call);
-                if call == Call::Reset {
-                    self.resets.entry((process, address)).or_default().push((time, raw));
-                }
-                if signal != u32::MAX && !self.is_counter(process, address, time) {
-                    self.bases.entry(process).or_default().insert(address.wrapping_sub(8 * u64::from(signal)));
-                }
-                let look = Look { address, value, raw, signal, call };
+                let look = Look { address, value, raw, call };
                 of_thread(launch, thread, stamp, clock, place, What::Counted(look))
             }
             &Event::Raced { ref launch, first, second, flags, address, bytes, count } => {
@@ -434,9 +432,9 @@ impl Run {
                 let Some(&queue) = names.queues.get(&(card, queue)) else { return };
                 // As in ferrogin_ffi::signals: immediate data, or a message.
                 let (word, amount) = match words[..] {
-                    [word] => (Word::Signal(word as u32 & 0xffff), (word >> 16 & 0xfff) + 1),
+                    [word] => (Word::Signal(word as u32 & 0xffff, word as u32 >> 28), (word >> 16 & 0xfff) + 1),
                     [head, amount, address, _] if head & 0xff == 2 => (Word::Memory(address), amount),
-                    [head, amount, ..] => (Word::Signal((head >> 32) as u32), amount),
+                    [head, amount, ..] => (Word::Signal((head >> 32) as u32, head as u32 >> 16 & 15), amount),
                     [] => return,
                 };
                 let raise = Raise { request: 0, amount, time, queue };
@@ -463,6 +461,22 @@ impl Run {
         }
     }
 
+    /// Finds the resets of words: by a call, or by a program's store of 0.
+    fn find_resets(&mut self) {
+        for Moment { process, time, what, .. } in &self.moments {
+            let (address, count) = match *what {
+                What::Counted(Look { address, raw, call: Call::Reset, .. }) => (address, raw),
+                What::Access { flags, range, value: 0, .. }
+                    if flags & WRITES != 0 && self.word(*process, range.address, *time).is_some() =>
+                {
+                    (range.address, 0)
+                }
+                _ => continue,
+            };
+            self.resets.entry((*process, address)).or_default().push((*time, count));
+        }
+    }
+
     /// Returns the moment of a request's post, if a kernel posted it.
     pub fn post(&self, request: usize) -> Option<&Moment> {
         Some(&self.moments[self.requests[request].post?])
@@ -482,10 +496,18 @@ impl Run {
         self.counters(process, address, time).next().is_some()
     }
 
-    /// Whether a card counts in the word, or a peer's signal is added to it in memory.
-    pub fn is_word(&self, process: usize, address: u64, time: u64) -> bool {
+    /// Returns the word at an address, if a card counts in it or a signal proxy adds to it.
+    fn word(&self, process: usize, address: u64, time: u64) -> Option<Word> {
+        if self.is_counter(process, address, time) {
+            return Some(Word::Counter(address));
+        }
+        let mut known = self.signals.iter().rev().filter(|(found, ..)| *found <= time);
+        let byte = Range { process, address, bytes: 1 };
+        if let Some((_, words, generation)) = known.find(|(_, words, _)| words.common(&byte) > 0) {
+            return Some(Word::Signal(((address - words.address) / 8) as u32, generation & 15));
+        }
         let mut in_memory = self.raises.get(&(process, Word::Memory(address))).into_iter().flatten();
-        self.is_counter(process, address, time) || in_memory.any(|raise| self.queues[raise.queue].lives(time))
+        in_memory.any(|raise| self.queues[raise.queue].lives(time)).then_some(Word::Memory(address))
     }
 
     /// Returns the look that a moment is: by a call, or by a strong load of the word itself.
@@ -496,8 +518,8 @@ impl Run {
                 let (process, address) = (range.process, range.address);
                 let counts = self.completions(process, address, moment.time).next().is_some();
                 let call = if counts { Call::Flush } else { Call::Value };
-                let look = Look { address, value, raw: value, signal: u32::MAX, call };
-                (counts || self.is_word(process, address, moment.time)).then_some(look)
+                let look = Look { address, value, raw: value, call };
+                self.word(process, address, moment.time).map(|_| look)
             }
             _ => None,
         }
@@ -506,50 +528,20 @@ impl Run {
     /// Returns the raises that a look may have counted, and the count that it knows: of the raises since the word's
     /// beginning.
     pub fn raises(&self, moment: &Moment, look: &Look) -> (Vec<Raise>, u64) {
-        let (process, time, Look { address, signal, .. }) = (moment.process, moment.time, *look);
-        let of_word = |word| self.raises.get(&(process, word)).into_iter().flatten();
-        let alive = |raise: &&Raise| self.queues[raise.queue].lives(time);
+        let (process, time, address) = (moment.process, moment.time, look.address);
+        let Some(word) = self.word(process, address, time) else { return (Vec::new(), 0) };
+        let raises = self.raises.get(&(process, word)).into_iter().flatten();
+        let raises: Vec<Raise> = raises.filter(|raise| self.queues[raise.queue].lives(time)).copied().collect();
         let reset = self.resets.get(&(process, address)).into_iter().flatten().rev().find(|reset| reset.0 < time);
-        if self.is_counter(process, address, time) {
-            let raises: Vec<Raise> = of_word(Word::Counter(address)).filter(alive).copied().collect();
+        if let Word::Counter(_) = word {
             let begun = raises.first().map_or(u64::MAX, |raise| self.queues[raise.queue].opened);
             let before = reset.filter(|reset| reset.0 > begun).map_or(0, |reset| reset.1);
             let count = if look.call == Call::Wait { look.value.wrapping_add(before) } else { look.raw };
             return (raises, count);
         }
-        let mut found: Vec<Raise> = if self.is_word(process, address, time) {
-            of_word(Word::Memory(address)).filter(alive).copied().collect()
-        } else {
-            of_word(Word::Signal(signal)).filter(alive).copied().collect()
-        };
-        // Contexts' words and the queues that their signals come in on are made in the same order.
-        let queues: BTreeSet<usize> = found.iter().map(|raise| raise.queue).collect();
-        let base = address.wrapping_sub(8 * u64::from(signal));
-        let bases = self.bases.get(&process).filter(|bases| bases.len() == queues.len());
-        let own = bases.and_then(|bases| queues.iter().nth(bases.iter().position(|one| *one == base)?));
-        found.retain(|raise| own.is_none_or(|own| *own == raise.queue));
-        let before =
-            reset.map_or(0, |reset| found.iter().filter(|raise| raise.time <= reset.0).map(|raise| raise.amount).sum());
-        (found, look.value.wrapping_add(before))
-    }
-
-    /// Whether a signal proxy adds to signals of the process.
-    pub fn has_emulated_signals(&self, process: usize) -> bool {
-        self.raises.keys().any(|(owner, word)| *owner == process && matches!(word, Word::Signal(_)))
-    }
-
-    /// Returns the requests that raise an emulated signal by exactly this amount and have arrived, for a look at a
-    /// signal whose id isn't known.
-    pub fn raises_alike(&self, moment: &Moment, amount: u64) -> Vec<usize> {
-        let signals = self
-            .raises
-            .iter()
-            .filter(|((process, word), _)| *process == moment.process && matches!(word, Word::Signal(_)));
-        let alike = signals.flat_map(|(_, raises)| raises).filter(|raise| {
-            let lives = self.queues[raise.queue].lives(moment.time);
-            raise.amount == amount && raise.time <= moment.time && lives
-        });
-        alike.map(|raise| raise.request).collect()
+        let before = reset
+            .map_or(0, |reset| raises.iter().filter(|raise| raise.time <= reset.0).map(|raise| raise.amount).sum());
+        (raises, look.value.wrapping_add(before))
     }
 
     fn side(&self, process: usize, launch: u32, place: u32, what: &str) -> Access {

@@ -31,7 +31,7 @@ mod weak;
 pub use cost::{Cost, Places};
 pub use error::{Error, Kind, Trap, TrapKind};
 pub use launch::{Launch, Statistics, Time};
-pub use memory::{Memory, Process, Range};
+pub use memory::{Memory, Process, Range, read};
 pub use module::Module;
 pub use observer::{Access, BulkStart, Does, MbarrierUse, Observer, Ordering, Origin, Reach, SourceLine, Who};
 pub use program::{Global, Kernel, Loaded, Parameter, Program};

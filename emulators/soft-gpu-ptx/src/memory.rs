@@ -106,6 +106,11 @@ pub enum Refusal {
     Misaligned,
 }
 
+/// Returns the 8 bytes at an address.
+pub fn read(memory: &dyn Memory, address: u64) -> Option<u64> {
+    View::new(memory).load(address, 64).ok()
+}
+
 /// One launch's view of the memory: the ranges it used last.
 pub struct View<'m> {
     memory: &'m dyn Memory,

@@ -149,8 +149,10 @@ pub(crate) fn run(
     record(&[Event::Launch { launch: number, kernel: kernel.name.clone() }]);
     let ranges = lock(&EXPORTED).clone();
     let shares = |address| shares(&ranges, address);
+    let read = |address| soft_gpu_ptx::read(memory, address);
     let races = Detector::new(instructions.code.library.clone(), lenient);
-    let mut recorder = Recorder::new(races, number, instructions.first, &instructions.code, &shares, &FLUSHED);
+    let (place, code) = ((number, instructions.first), &instructions.code);
+    let mut recorder = Recorder::new(races, place, code, &shares, &read, &FLUSHED);
     let result = soft_gpu_ptx::observe(loaded, kernel, launch, memory, stop, &mut recorder);
     let (races, records, sites) = recorder.finish();
     let mut events = Vec::new();

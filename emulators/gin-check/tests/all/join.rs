@@ -111,8 +111,8 @@ impl World {
 
     fn counted(&mut self, rank: u64, address: u64, value: u64, call: u32) {
         let stamp = self.ranks[rank as usize].stamp;
-        let (launch, thread, clock, place, raw, signal) = (0, THREAD, 0, 0, value, 0);
-        self.gpu(rank, Event::Counted { launch, thread, stamp, clock, place, address, value, raw, signal, call });
+        let (launch, thread, clock, place, raw) = (0, THREAD, 0, 0, value);
+        self.gpu(rank, Event::Counted { launch, thread, stamp, clock, place, address, value, raw, call });
         self.ranks[rank as usize].stamp += 1;
     }
 
@@ -129,10 +129,15 @@ impl World {
     }
 
     fn access_as(&mut self, rank: u64, line: u32, offset: u64, flags: u32) {
+        self.access_with(rank, line, WINDOW + offset, flags, 0);
+    }
+
+    fn access_with(&mut self, rank: u64, line: u32, address: u64, flags: u32, value: u64) {
         let place = self.place(rank, line);
         let stamp = self.ranks[rank as usize].stamp;
-        let (launch, thread, clock, address) = (0, THREAD, 0, WINDOW + offset);
-        self.gpu(rank, Event::Access { launch, thread, stamp, clock, place, flags, address, bytes: 8, value: 0 });
+        let (launch, thread, clock, bytes) = (0, THREAD, 0, 8);
+        self.gpu(rank, Event::Access { launch, thread, stamp, clock, place, flags, address, bytes, value });
+        self.ranks[rank as usize].stamp += 1;
     }
 
     /// The rank's kernel ends, and its context is closed.
@@ -242,6 +247,43 @@ fn a_poll_of_a_signal_that_has_seen_the_awaited_count_is_no_baseline() {
         world.wait(1, awaited);
         let of_signal: Vec<_> = world.reports().into_iter().filter(|report| report.0 == "baseline").collect();
         assert_eq!(of_signal, expected, "a wait for {awaited}");
+    }
+}
+
+#[test]
+fn emulated_signals_of_two_contexts_are_told_apart() {
+    // The puts raise signal 3 of the first context, and their sender waits for an answer.
+    let (words, others) = (0x40000, 0x40080);
+    let read = ("read", lines(&[1, 2]));
+    for (address, expected) in [(words + 24, vec![]), (others + 24, vec![read.clone()]), (words + 16, vec![read])] {
+        for (call, resets) in [(true, true), (true, false), (false, true), (false, false)] {
+            let mut world = World::new();
+            world.place(1, 0);
+            world.gpu(1, Event::Signals { address: words, count: 4, generation: 0x101 });
+            world.gpu(1, Event::Signals { address: others, count: 4, generation: 0x102 });
+            for round in 0..2u64 {
+                world.put(0, 1, 64 * round, false);
+                let (card, queue, from, request) = (2, 1, 1, 100 + round);
+                world.card(1, Event::Arrived { card, queue, from, request, words: vec![1 << 28 | 3] });
+                let count = if resets { 1 } else { round + 1 };
+                if call {
+                    world.counted(1, address, count, 1);
+                } else {
+                    world.access_with(1, 0, address, STRONG | ACQUIRES, count);
+                }
+                world.access(1, 2, 64 * round, false);
+                if resets && call {
+                    world.counted(1, address, 0, 3);
+                } else if resets {
+                    world.access_with(1, 0, address, STRONG | WRITES, 0);
+                }
+                world.put(1, 3, 512, false);
+                world.wait(0, round + 1);
+            }
+            let mut reports = world.reports();
+            reports.retain(|report| report.0 == "read");
+            assert_eq!(reports, expected, "{address:#x}, call: {call}, resets: {resets}");
+        }
     }
 }
 

@@ -19,6 +19,22 @@ const POST: u32 = 3;
 const RESET_SIGNAL: u32 = 0;
 const RESET_COUNTER: u32 = 1;
 
+/// The description of a context's 5 emulated signals, whose generation is 7, and what isn't one.
+const SIGNALS: u64 = 0x2000;
+const NO_SIGNALS: u64 = 0x2040;
+
+/// What is in memory around the two: where the ranks' numbers of signals are, then this rank's own number and its rank.
+fn memory(address: u64) -> Option<u64> {
+    match address {
+        0x2008 | 0x2048 => Some(0x3000),
+        0x2010 => Some(5 | 1 << 32),
+        0x2050 => Some(5),
+        0x3000 => Some(6),
+        0x3008 => Some(5 | 7 << 32),
+        _ => None,
+    }
+}
+
 /// Returns the accesses and looks that are recorded of a thread, without their places and clocks: the flags or the
 /// call, the address and the value.
 fn recorded(does: impl FnOnce(&mut Recorder<'_>)) -> Vec<(&'static str, u32, u64, u64)> {
@@ -36,13 +52,15 @@ fn recorded_after(
         functions: vec!["fgin_reset_signal".into(), "fgin_reset_counter".into()],
     };
     let shares = |address| address < OWN;
-    let mut recorder = Recorder::new(Detector::new(code.library.clone(), false), 0, 0, &code, &shares, flushed);
+    let detector = Detector::new(code.library.clone(), false);
+    let mut recorder = Recorder::new(detector, (0, 0), &code, &shares, &memory, flushed);
     recorder.begin(0, 2, 0);
     does(&mut recorder);
     recorder.end(0);
     let (_, records, _) = recorder.finish();
     let known = decode(&records).into_iter().filter_map(|record| match record.event {
         Event::Access { flags, address, value, .. } => Some(("access", flags, address, value)),
+        Event::Signals { address, count, generation } => Some(("signals", count, address, generation.into())),
         Event::Counted { call, address, raw, .. } => Some(("look", call, address, raw)),
         _ => None,
     });
@@ -64,6 +82,22 @@ fn a_fence_marks_the_records_of_earlier_relaxed_reads() {
         recorder.fence(THREAD, PROGRAM, fence);
     });
     assert_eq!(found, [("access", STRONG, WORD, 7), ("access", STRONG | ACQUIRES | FENCED, WORD, 7)]);
+}
+
+#[test]
+fn a_contexts_emulated_signals_are_found_where_a_kernel_loads_their_address() {
+    for site in [PROGRAM, LIBRARY] {
+        let load = |address| Access { ordering: None, ..access(site, Does::Load, address, WORD, false) };
+        let found = recorded(|recorder| {
+            recorder.access(THREAD, &load(NO_SIGNALS));
+            recorder.access(THREAD, &Access { value: OWN, ..load(SIGNALS) });
+            recorder.access(THREAD, &Access { shared: true, ..load(SIGNALS) });
+            recorder.access(THREAD, &load(SIGNALS));
+            recorder.access(THREAD, &load(SIGNALS));
+        });
+        let signals: Vec<_> = found.into_iter().filter(|record| record.0 == "signals").collect();
+        assert_eq!(signals, [("signals", 5, WORD, 7)]);
+    }
 }
 
 #[test]
