@@ -21,7 +21,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// How long after it closed its communicator a rank counts as gone: the others may be about to close theirs.
-const CLOSE_GRACE: Duration = Duration::from_millis(300);
+pub(super) const CLOSE_GRACE: Duration = Duration::from_millis(300);
 
 impl Ring {
     /// From now on, the ring goes on without ranks that go. All ranks make this call between the same collective calls,
@@ -85,7 +85,7 @@ impl Ring {
         let Some(survivors) = &mut self.survivors else { return };
         let is_known =
             survivors.gone.get(&rank).is_some_and(|(known, _)| *known == Departure::Lost || *known == departure);
-        if rank >= survivors.handles.len() || rank == self.rank || is_known {
+        if rank >= survivors.handles.len() || is_known {
             return;
         }
         survivors.gone.insert(rank, (departure, now));

@@ -1,5 +1,6 @@
 use super::allgather::DOMAIN;
 use super::handle::Handle;
+use super::survivors::CLOSE_GRACE;
 use super::time_limits::ALIVE_EVERY;
 use super::{Departure, Listener, Ring, RingError, Step};
 use crate::claim::Claim;
@@ -665,6 +666,20 @@ fn ring_closes_up_around_ranks_that_end_and_all_learn_it() {
         let error = survivor.allgather(Step::Barrier, Some(&[])).unwrap_err();
         assert!(matches!(error, RingError::Gone { .. }), "{n}: {error:?}");
     }
+}
+
+/// The others may be about to close theirs; one whose requests failed has lost it already.
+#[test]
+fn rank_that_closes_counts_as_gone_later_unless_it_is_reported() {
+    let mut rings = rings_that_go_on(3);
+    drop(rings[1].take());
+    let (mut ring, now) = (rings[0].take().unwrap(), Instant::now());
+    wait_until("the close", || {
+        assert_eq!(ring.departures([3, usize::MAX].into_iter(), now).unwrap(), [], "there are no such ranks");
+        ring.survivors.as_ref().unwrap().has_gone(1)
+    });
+    assert_eq!(ring.departures(std::iter::empty(), now + CLOSE_GRACE).unwrap(), [(1, Departure::Closed)]);
+    assert_eq!(ring.departures([1].into_iter(), now).unwrap(), [(1, Departure::Lost)]);
 }
 
 /// A card found that rank 2 doesn't answer; its process runs, and learns that the others go on without it.
