@@ -158,10 +158,7 @@ events! {
     }
     /// A thread wrote a request's first bytes to a slot of a card's queue, in a post that the program began with this
     /// clock.
-    20 Post { launch: u64, thread: u64, stamp: u32, clock: u32, place: u32, slot: u64,
-        /// Its signal covers all earlier operations of the context to that peer.
-        strong: bool,
-    }
+    20 Post { launch: u64, thread: u64, stamp: u32, clock: u32, place: u32, slot: u64 }
     /// A thread wrote a doorbell.
     21 Doorbell { launch: u64, thread: u64, stamp: u32, place: u32, address: u64, value: u64 }
     /// A thread has seen a word that a card counts in: a signal or a counter. Later accesses of the thread have a later

@@ -6,6 +6,7 @@ use crate::pass::{Bytes, Pass};
 use crate::report::{Report, merge};
 use crate::rules::Rules;
 use crate::run::Run;
+use std::collections::BTreeSet;
 
 /// The most requests that the join takes; beyond them, it reports races inside launches only.
 const MAX_REQUESTS: usize = 1 << 17;
@@ -19,16 +20,16 @@ pub fn join(files: &[Vec<Record>]) -> Vec<Report> {
     }
     let bytes = Bytes::new(&run);
     let mut known = vec![None; run.requests.len()];
-    let mut found = 0;
+    let mut found = BTreeSet::new();
     loop {
         let mut pass = Pass::new(&run, &bytes, &known);
         pass.run(|_, _| {});
         let now = pass.acquired;
         known = pass.known;
-        if now == found {
+        // Orders that contradict each other come back in turn.
+        if !found.insert(now) {
             break;
         }
-        found = now;
     }
     let mut rules = Rules::default();
     Pass::new(&run, &bytes, &known).run(|pass, at| rules.check(pass, at));

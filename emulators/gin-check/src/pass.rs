@@ -22,8 +22,6 @@ pub(crate) struct Known {
     key: Key,
     stamp: u32,
     clock: Rc<Clock>,
-    /// The earlier requests that its signal covers.
-    strong: Rc<Vec<usize>>,
 }
 
 impl Known {
@@ -111,7 +109,7 @@ impl<'a> Pass<'a> {
                     let closed = requests.filter(|(_, request)| request.queue == queue && request.retired < u64::MAX);
                     closed.for_each(|(request, _)| self.hosts.complete(request));
                 }
-                What::Post { strong, .. } => self.post(at, strong),
+                What::Post { .. } => self.post(at),
                 What::Counted(..) | What::Access { .. } => {
                     let gained = self.gained(at);
                     if !gained.is_empty() {
@@ -155,7 +153,7 @@ impl<'a> Pass<'a> {
         found
     }
 
-    /// Returns the requests that read some of the bytes of their own process.
+    /// Returns the requests that read some of the bytes.
     pub fn reading(&self, range: &Range) -> BTreeSet<usize> {
         let mut found = Bytes::find(&self.bytes.sources, range);
         found.retain(|request| self.run.requests[*request].source().common(range) > 0);
@@ -172,21 +170,13 @@ impl<'a> Pass<'a> {
         self.known(request).is_some_and(|known| known.covers(moment))
     }
 
-    fn post(&mut self, at: usize, strong: bool) {
+    fn post(&mut self, at: usize) {
         let moment = &self.run.moments[at];
         let base = Rc::new(self.facts(at));
         for &request in self.posts.get(&at).into_iter().flatten() {
             let Moment { launch, key, stamp, .. } = *moment;
             let (base, clock) = (base.clone(), moment.clock.clone());
-            let mut known = Known { base, launch, key, stamp, clock, strong: Rc::default() };
-            if strong {
-                let of = &self.run.requests[request];
-                let earlier = self.run.requests.iter().enumerate().filter(|(at, other)| {
-                    let same = (other.process, other.peer) == (of.process, of.peer);
-                    same && self.run.post(*at).is_some_and(|post| known.covers(post))
-                });
-                known.strong = Rc::new(earlier.map(|(other, _)| other).collect());
-            }
+            let known = Known { base, launch, key, stamp, clock };
             (self.known[request], self.arrivals[request]) = (Some(known), None);
         }
     }
@@ -199,7 +189,6 @@ impl<'a> Pass<'a> {
         let mut facts = Facts::default();
         facts.complete(request);
         if let Some(known) = self.known(request) {
-            known.strong.iter().for_each(|other| facts.complete(*other));
             facts.join(&known.base);
             let mut clock = known.clock.clone();
             Rc::make_mut(&mut clock).raise(known.key, known.stamp);
@@ -268,7 +257,10 @@ impl<'a> Pass<'a> {
     /// Returns what a wait gains, or a look at a value.
     fn counted(&mut self, at: usize, look: &Look) -> Facts {
         let moment = &self.run.moments[at];
-        let (raises, count) = self.run.raises(moment, look);
+        let (raises, awaited) = self.run.raises(moment, look);
+        // A wait that failed has seen less.
+        let seen = self.run.raises(moment, &Look { call: Call::Value, value: look.raw, ..*look }).1;
+        let count = awaited.min(seen);
         // A raise that is posted after this moment can't have ended the wait.
         let later = |request: usize| self.before[request].as_ref().is_some_and(|known| known.covers(moment));
         let possible: Vec<_> = raises.iter().filter(|raise| !later(raise.request)).collect();

@@ -178,16 +178,21 @@ impl<'a> Recorder<'a> {
     fn moment(&mut self, key: Key) -> Option<(u32, u32)> {
         let (block, Some(thread)) = clock::place(key) else { return None };
         let (stamp, clock) = self.races.moment(Who { block, thread })?;
+        Some((stamp, self.clock(clock)))
+    }
+
+    /// Records a clock, once, and returns its number.
+    fn clock(&mut self, clock: Rc<Clock>) -> u32 {
         let next = self.clocks.len() as u32;
         let address = Rc::as_ptr(&clock);
         if let Some((_, number)) = self.clocks.get(&address) {
-            return Some((stamp, *number));
+            return *number;
         }
         let entries = clock.entries().iter().flat_map(|&(key, stamp)| [key, u64::from(stamp)]).collect();
         let launch = self.launch;
         self.add(&Event::Clock { launch, clock: next, entries });
         self.clocks.insert(address, (clock, next));
-        Some((stamp, next))
+        next
     }
 
     /// Records the access that a thread may still be making.
@@ -253,7 +258,7 @@ impl<'a> Recorder<'a> {
         let key = clock::thread(who.block, who.thread);
         if access.mmio && access.does == Does::Store {
             let own = self.threads.entry(key).or_default();
-            let (place, call) = (own.place, own.call.clone());
+            let place = own.place;
             if access.bytes == 4 {
                 own.posted = 0;
                 if let Some((thread, stamp, _)) = self.step(who) {
@@ -267,11 +272,9 @@ impl<'a> Recorder<'a> {
                 !(own.posted..own.posted + SLOT).contains(&access.address) || access.address.is_multiple_of(64);
             own.posted = access.address;
             if begins && let Some((thread, stamp, clock)) = self.step(who) {
-                let strong = call
-                    .is_some_and(|(_, _, arguments)| arguments.last().is_some_and(|flags| flags & FGIN_STRONG != 0));
                 let (launch, slot) = (self.launch, access.address);
                 let place = self.place(place);
-                self.add(&Event::Post { launch, thread, stamp, clock, place, slot, strong });
+                self.add(&Event::Post { launch, thread, stamp, clock, place, slot });
             }
             return;
         }
@@ -422,14 +425,20 @@ impl Observer for Recorder<'_> {
     }
 
     fn bulk(&mut self, who: Who, start: &BulkStart, phases: (u32, u32)) {
-        if (self.shares)(start.global) {
-            // The copy is the thread's own access for other ranks.
-            let key = clock::thread(who.block, who.thread);
-            self.flush_access(key);
-            let (flags, bytes) = (if start.to_shared { 0 } else { WRITES }, u64::from(start.bytes));
-            let copy = Pending { site: start.site, flags, address: start.global, bytes, value: 0 };
-            self.threads.entry(key).or_default().last = Some(copy);
-            self.flush_access(key);
+        if (self.shares)(start.global)
+            && let Some((_, begun, _)) = self.step(who)
+            && let Some((_, mut clock)) = self.races.moment(who)
+        {
+            // The copy comes after its start, and before what a wait for it orders.
+            Rc::make_mut(&mut clock).raise(clock::thread(who.block, who.thread), begun);
+            let (launch, place, clock) = (self.launch, self.place(start.site), self.clock(clock));
+            let (flags, thread, stamp) = if start.to_shared {
+                (0, clock::arrivals(who.block, start.mbarrier), phases.0 + 1)
+            } else {
+                (WRITES, clock::copies(who.block, who.thread, true), start.group + 1)
+            };
+            let (address, bytes) = (start.global, start.bytes.into());
+            self.add(&Event::Access { launch, thread, stamp, clock, place, flags, address, bytes, value: 0 });
         }
         self.races.bulk(who, start, phases);
     }
@@ -448,7 +457,11 @@ impl Observer for Recorder<'_> {
         let Some(name) = self.code.functions.get(function as usize).filter(|name| name.starts_with("fgin_")) else {
             return;
         };
-        let call = Call::of(name);
+        let call = match Call::of(name) {
+            // A strong signal first waits as a flush does.
+            Call::Other if arguments.last().is_some_and(|flags| flags & FGIN_STRONG != 0) => Call::Flush,
+            call => call,
+        };
         let own = self.threads.entry(clock::thread(who.block, who.thread)).or_default();
         if own.call.is_none() {
             own.call = Some((function, call, arguments.to_vec()));

@@ -78,7 +78,7 @@ impl Kind {
             ),
             Self::Source => (
                 "source",
-                "the source of a put is changed, and nothing orders that with the put",
+                "the source of a put or get is changed, and nothing orders the two",
                 "semantics.md#what-each-completion-means: the source may be reused after a flush, or once a counter covers the put",
                 "flush, or wait for a counter of all puts that name it, before the change; a thread that fills the source meets the one that posts",
             ),

@@ -27,7 +27,7 @@ impl Rules {
             What::Access { flags, ref range, name, .. } if flags & FENCED == 0 => {
                 self.access(pass, at, flags, range, name);
             }
-            What::Post { .. } => pass.posted(at).iter().for_each(|request| self.put(pass, *request)),
+            What::Post { .. } => pass.posted(at).iter().for_each(|request| self.request(pass, *request)),
             What::Closed(queue) => self.closed(pass, at, queue),
             _ => {}
         }
@@ -77,17 +77,24 @@ impl Rules {
         }
     }
 
-    /// "What orders two accesses": a put and another put to the same bytes.
-    fn put(&mut self, pass: &Pass<'_>, request: usize) {
-        let (run, range) = (pass.run, pass.run.requests[request].target());
+    /// "What orders two accesses": a request and another one, of which one writes bytes that the other writes or reads.
+    fn request(&mut self, pass: &Pass<'_>, request: usize) {
+        let (run, of) = (pass.run, &pass.run.requests[request]);
         let Some(known) = &pass.known[request] else { return };
-        for other in pass.writing(&range).into_iter().filter(|other| *other != request) {
-            // Both directions are checked at the later of the two.
-            let Some(earlier) = &pass.known[other] else { continue };
-            if !known.base.has(other) && !earlier.base.has(request) {
-                let bytes = run.requests[other].target().common(&range);
-                let sides = (run.request_side(other), run.request_side(request));
-                self.report(Kind::Write, sides, run.memory(range.process, range.address), bytes);
+        for (kind, range, others) in [
+            (Kind::Write, of.target(), pass.writing(&of.target())),
+            (Kind::Read, of.target(), pass.reading(&of.target())),
+            (Kind::Read, of.source(), pass.writing(&of.source())),
+        ] {
+            for other in others.into_iter().filter(|other| *other != request) {
+                // Both directions are checked at the later of the two.
+                let Some(earlier) = &pass.known[other] else { continue };
+                if !known.base.has(other) && !earlier.base.has(request) {
+                    let sides = (run.request_side(other), run.request_side(request));
+                    let theirs = &run.requests[other];
+                    let bytes = theirs.target().common(&range).max(theirs.source().common(&range));
+                    self.report(kind, sides, run.memory(range.process, range.address), bytes);
+                }
             }
         }
     }

@@ -92,10 +92,12 @@ impl Request {
         Range { process, address, bytes }
     }
 
-    /// Returns the bytes of its own process that it reads.
+    /// Returns the bytes that it reads.
     pub fn source(&self) -> Range {
-        let reads = self.operation == Operation::Write && !self.inline;
-        Range { process: self.process, address: self.local, bytes: if reads { self.bytes } else { 0 } }
+        let (process, address) =
+            if self.operation == Operation::Read { (self.peer, self.remote) } else { (self.process, self.local) };
+        let bytes = if self.operation == Operation::Send || self.inline { 0 } else { self.bytes };
+        Range { process, address, bytes }
     }
 }
 
@@ -140,7 +142,6 @@ pub enum What {
     },
     Post {
         slot: u64,
-        strong: bool,
     },
     Doorbell {
         address: u64,
@@ -317,8 +318,8 @@ impl Run {
                 let what = What::Access { flags, range: Range { process, address, bytes }, value, name };
                 of_thread(launch, thread, stamp, clock, place, what)
             }
-            &Event::Post { ref launch, thread, stamp, clock, place, slot, strong } => {
-                of_thread(launch, thread, stamp, clock, place, What::Post { slot, strong })
+            &Event::Post { ref launch, thread, stamp, clock, place, slot } => {
+                of_thread(launch, thread, stamp, clock, place, What::Post { slot })
             }
             &Event::Doorbell { ref launch, thread, stamp, place, address, value } => {
                 of_thread(launch, thread, stamp, 0, place, What::Doorbell { address, value })

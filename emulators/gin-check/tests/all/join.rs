@@ -78,7 +78,7 @@ impl World {
         let place = self.place(rank, line);
         let (index, stamp) = (self.ranks[rank as usize].posts, self.ranks[rank as usize].stamp);
         let slot = RING + 64 * index;
-        self.gpu(rank, Event::Post { launch: 0, thread: THREAD, stamp, clock: 0, place, slot, strong: false });
+        self.gpu(rank, Event::Post { launch: 0, thread: THREAD, stamp, clock: 0, place, slot });
         if !aggregates {
             let value = index + 1;
             self.gpu(rank, Event::Doorbell { launch: 0, thread: THREAD, stamp, place, address: DOORBELL, value });
@@ -110,8 +110,12 @@ impl World {
     }
 
     fn counted(&mut self, rank: u64, address: u64, value: u64, call: u32) {
+        self.counted_at(rank, address, (value, value), call);
+    }
+
+    fn counted_at(&mut self, rank: u64, address: u64, (value, raw): (u64, u64), call: u32) {
         let stamp = self.ranks[rank as usize].stamp;
-        let (launch, thread, clock, place, raw) = (0, THREAD, 0, 0, value);
+        let (launch, thread, clock, place) = (0, THREAD, 0, 0);
         self.gpu(rank, Event::Counted { launch, thread, stamp, clock, place, address, value, raw, call });
         self.ranks[rank as usize].stamp += 1;
     }
@@ -186,6 +190,40 @@ fn a_raise_that_is_posted_after_a_wait_cannot_have_ended_it() {
     world.wait(1, 2);
     world.access(1, 5, 0, false);
     assert_eq!(world.reports(), []);
+}
+
+#[test]
+fn a_wait_that_failed_has_what_it_saw() {
+    for (seen, expected) in [(0, vec![("read", lines(&[1, 2]))]), (1, vec![])] {
+        let mut world = World::new();
+        world.put(0, 1, 0, false);
+        world.counted_at(1, SIGNAL, (1, seen), 1);
+        world.access(1, 2, 0, false);
+        assert_eq!(world.reports(), expected, "for {seen}");
+    }
+}
+
+#[test]
+fn waits_before_the_raises_that_could_end_them_are_not_looked_at_forever() {
+    let mut world = World::new();
+    world.wait(0, 1);
+    world.wait(1, 1);
+    world.put(0, 1, 0, false);
+    world.put(1, 2, 0, false);
+    assert_eq!(world.reports(), []);
+}
+
+#[test]
+fn a_put_reads_bytes_that_have_arrived() {
+    for (waits, expected) in [(true, vec![]), (false, vec![("read", lines(&[1, 2]))])] {
+        let mut world = World::new();
+        world.put(0, 1, 0x1000, false);
+        if waits {
+            world.wait(1, 1);
+        }
+        world.put(1, 2, 0, false);
+        assert_eq!(world.reports(), expected);
+    }
 }
 
 #[test]
