@@ -101,6 +101,29 @@ for source in "$root"/examples/*.cu; do
         run 1 -- "$out/$name" && [ ! -s "$out/reports.json" ] && pass "the example $name is silent" || fail "the example $name is silent"
 done
 
+# The scenarios, whose kernels have no line information: those whose calls are inlined run with emulated signals, which the check knows all the same.
+scenarios() {
+    local signals=$1 api=$2 name
+    shift 2
+    for name in "$@"; do
+        FERROGIN_SIGNALS=$signals timeout --kill-after=5 300 "$dist/ferrogin" check --json -- "$root/target/release/scenario-runner" --api "$api" --reps 2 \
+            --only "$name" >"$out/reports.json" 2>"$log" && [ ! -s "$out/reports.json" ] || return 1
+    done
+}
+if ! FERROGIN_DIST=$dist "${CARGO:-cargo}" build --release --locked --quiet --manifest-path "$root/Cargo.toml" -p scenario-runner >"$log" 2>&1; then
+    fail "the scenarios compile"
+else
+    export FERROGIN_DIST=$dist
+    usual="value-signal aggregate put-signal get flush-reuse signal-reset signal-add threads sharing flush-async contexts"
+    workloads="barriers deepep deepep-indexed nccl-ep"
+    # shellcheck disable=SC2086
+    scenarios card c $usual && pass "the scenarios are silent" || fail "the scenarios are silent"
+    for api in c cuda rust; do
+        # shellcheck disable=SC2086
+        scenarios emulated $api $workloads && pass "the workloads with api $api are silent" || fail "the workloads with api $api are silent"
+    done
+fi
+
 # ep KIND EDITS...: compiles nccl_ep's kernels with these edits. Sets `ep`.
 ep() {
     local kind=$1 headers=$out/headers
