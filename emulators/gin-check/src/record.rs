@@ -43,7 +43,7 @@ impl Call {
             "fgin_reset_signal" | "fgin_reset_counter" => Self::Reset,
             "fgin_read_signal" | "fgin_read_counter" => Self::Value,
             "fgin_flush" | "fgin_settle" | "fgin_flush_part" | "fgin_fast_flush" | "fgin_wait_request"
-            | "fgin_test_request" => Self::Flush,
+            | "fgin_test_request" | "fgin_wait_flush" | "fgin_test_flush" => Self::Flush,
             _ => Self::Other,
         }
     }
@@ -54,7 +54,7 @@ impl Call {
 pub struct Code {
     /// Which instructions are library code.
     pub library: Arc<[bool]>,
-    /// Which instructions belong to a call that is inlined: a flush, or a post ([`Call::Other`]).
+    /// Which instructions belong to a call that is inlined, and what it does. A post is [`Call::Other`].
     pub inlined: Vec<Option<Call>>,
     /// The functions' names.
     pub functions: Vec<String>,
@@ -71,6 +71,12 @@ pub fn is_library_file(file: &str) -> bool {
     directory.ends_with("ferrogin") && HEADERS.contains(&name)
         || file.contains("/nccl_device/")
         || crates.iter().any(|part| file.contains(part))
+}
+
+/// Whether a function belongs to ferrogin's device code.
+pub fn is_library_function(name: &str) -> bool {
+    let crates = ["ferrogin_device", "efa_dp_direct", "ferrogin_ffi"];
+    name.starts_with("fgin_") || crates.iter().any(|part| name.contains(part))
 }
 
 /// Whether a load or fence acquires what a card writes.
@@ -297,6 +303,8 @@ impl<'a> Recorder<'a> {
             Some((_, call, _)) => *call,
             // A post looks at its queue's counter for room only.
             None => match inlined {
+                // Not the poll that ends the wait.
+                Some(Call::Wait) if access.value == 0 => Call::Other,
                 Some(call) => call,
                 // NCCL's headers read signals and counters inline, and what they don't acquire a fence of the program may.
                 None if loads && !ordering.acquires => return self.program_access(who, access),
@@ -454,10 +462,14 @@ impl Observer for Recorder<'_> {
     }
 
     fn call(&mut self, who: Who, site: u32, function: u32, arguments: &[u64]) {
-        let Some(name) = self.code.functions.get(function as usize).filter(|name| name.starts_with("fgin_")) else {
+        let Some(name) = self.code.functions.get(function as usize).filter(|name| is_library_function(name)) else {
             return;
         };
-        let call = match Call::of(name) {
+        // In Rust, the parts of a call that aren't inlined are functions, with arguments of their own.
+        let is_whole = name.starts_with("fgin_");
+        let inlined = || self.code.inlined.get(site as usize).copied().flatten().unwrap_or(Call::Other);
+        let (call, arguments) = if is_whole { (Call::of(name), arguments) } else { (inlined(), &[][..]) };
+        let call = match call {
             // A strong signal first waits as a flush does.
             Call::Other if arguments.last().is_some_and(|flags| flags & FGIN_STRONG != 0) => Call::Flush,
             call => call,

@@ -585,13 +585,14 @@ impl Run {
     }
 }
 
-/// Returns the lines of a place, the program's first: without those of libraries and of stand-ins for the toolkit's
-/// headers.
+/// Returns the lines of a place, the program's first: without those of libraries, of stand-ins for the toolkit's
+/// headers and of Rust's `core`.
 fn program_lines(lines: &str) -> Vec<String> {
     let all: Vec<&str> = lines.lines().collect();
     let skipped = all.iter().take_while(|line| {
         let file = line.rsplit_once(':').map_or(**line, |(file, _)| file);
-        is_library_file(file) || file.contains("ferrogin/clang/") || file.contains("/lib/clang/")
+        let others = ["ferrogin/clang/", "/lib/clang/", "/rustlib/src/"];
+        is_library_file(file) || others.iter().any(|part| file.contains(part))
     });
     let skipped = skipped.count();
     all[if skipped < all.len() { skipped } else { 0 }..].iter().map(|line| (*line).to_owned()).collect()

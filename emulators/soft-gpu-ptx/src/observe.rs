@@ -49,7 +49,7 @@ impl Program {
         let outer = outer.split(" @[ ").skip(1).filter_map(|part| {
             let mut fields = part.trim_end_matches([' ', ']']).rsplitn(3, ':').skip(1);
             let line = fields.next()?.parse().ok()?;
-            Some(SourceLine { file: fields.next()?.to_owned(), line })
+            Some(SourceLine { file: linked.file_called(fields.next()?), line })
         });
         own.into_iter().chain(outer).collect()
     }

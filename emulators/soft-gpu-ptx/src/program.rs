@@ -646,6 +646,19 @@ impl Loaded {
     }
 }
 
+impl Linked {
+    /// Returns the source file that a comment in the text means by `name`, which may lack a directory.
+    pub fn file_called(&self, name: &str) -> String {
+        let mut files = self.files.iter().filter(|(_, file)| {
+            file.strip_suffix(name).is_some_and(|directory| directory.is_empty() || directory.ends_with('/'))
+        });
+        match (files.next(), files.next()) {
+            (Some((_, file)), None) => file.clone(),
+            _ => name.to_owned(),
+        }
+    }
+}
+
 impl Program {
     /// Returns an instruction's line, given its function and index.
     pub(crate) fn line(&self, (function, pc): (u32, u32)) -> u32 {

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use gin_check::event::{Event, Log, directory};
 use gin_check::race::{Detector, Fault};
-use gin_check::record::{Call, Code, Flushed, Recorder, is_library_file};
-use soft_gpu_ptx::{Kernel, Launch, Loaded, Memory, Origin, Program, Statistics, Trap};
+use gin_check::record::{Call, Code, Flushed, Recorder, is_library_file, is_library_function};
+use soft_gpu_ptx::{Kernel, Launch, Loaded, Memory, Origin, Program, SourceLine, Statistics, Trap};
 
 use crate::guard::{lock, log};
 use crate::space;
@@ -39,10 +39,14 @@ fn record(events: &[Event]) {
     }
 }
 
-/// Whether a function belongs to ferrogin's device code.
-fn is_library_function(name: &str) -> bool {
-    let crates = ["ferrogin_device", "efa_dp_direct", "ferrogin_ffi"];
-    name.starts_with("fgin_") || crates.iter().any(|part| name.contains(part))
+/// Returns the call of the Rust crate that is inlined at an instruction, if its source is where the compiler found it.
+fn rust_call(lines: &[SourceLine], texts: &mut HashMap<String, String>) -> Option<Call> {
+    let line = lines.iter().rfind(|line| line.file.ends_with("device-kernels/src/context/completion.rs"))?;
+    let text =
+        texts.entry(line.file.clone()).or_insert_with_key(|file| std::fs::read_to_string(file).unwrap_or_default());
+    let before: Vec<&str> = text.lines().take(line.line as usize).collect();
+    let name = before.iter().rev().find_map(|line| line.trim_start().strip_prefix("pub fn "))?.split('(').next()?;
+    Some(Call::of(&format!("fgin_{name}")))
 }
 
 /// A module's instructions.
@@ -71,10 +75,12 @@ impl Instructions {
         // nothing.
         let is_fast =
             |origin: &Origin| origin.lines.first().is_some_and(|line| line.file.ends_with("ferrogin/fast_path.cuh"));
+        let mut texts = HashMap::new();
         let statements = origins.chunk_by(|one, other| one.function == other.function && one.lines == other.lines);
         let inlined = statements.flat_map(|statement| {
             let posts = statement.iter().any(|origin| origin.posts);
-            let call = is_fast(&statement[0]).then_some(if posts { Call::Other } else { Call::Flush });
+            let fast = is_fast(&statement[0]).then_some(if posts { Call::Other } else { Call::Flush });
+            let call = fast.or_else(|| rust_call(&statement[0].lines, &mut texts));
             std::iter::repeat_n(call, statement.len())
         });
         let code = Code { library, inlined: inlined.collect(), functions };

@@ -10,14 +10,16 @@ const THREAD: Who = Who { block: 0, thread: 0 };
 /// A word that is shared with a card, and one that isn't.
 const WORD: u64 = 0x1000;
 const OWN: u64 = 0x9000;
-/// Instructions: the program's, the library's, and those of a flush and a post that are inlined.
+/// Instructions: the program's, the library's, and those of a flush, a post and a wait that are inlined.
 const PROGRAM: u32 = 0;
 const LIBRARY: u32 = 1;
 const FLUSH: u32 = 2;
 const POST: u32 = 3;
+const WAIT: u32 = 4;
 /// Functions.
 const RESET_SIGNAL: u32 = 0;
 const RESET_COUNTER: u32 = 1;
+const PART_OF_A_CALL: u32 = 2;
 
 /// The description of a context's 5 emulated signals, whose generation is 7, and what isn't one.
 const SIGNALS: u64 = 0x2000;
@@ -35,6 +37,27 @@ fn memory(address: u64) -> Option<u64> {
     }
 }
 
+/// Returns what is recorded of a thread, in a launch of a process whose earlier launches have flushed.
+fn events(flushed: &Mutex<Flushed>, does: impl FnOnce(&mut Recorder<'_>)) -> Vec<Event> {
+    let code = Code {
+        library: [false, true, true, true, true].into(),
+        inlined: vec![None, None, Some(Call::Flush), Some(Call::Other), Some(Call::Wait)],
+        functions: vec![
+            "fgin_reset_signal".into(),
+            "fgin_reset_counter".into(),
+            "_RNvNtNtC4_15ferrogin_device7context9fast_path13fgin_continue".into(),
+        ],
+    };
+    let shares = |address| address < OWN;
+    let detector = Detector::new(code.library.clone(), false);
+    let mut recorder = Recorder::new(detector, (0, 0), &code, &shares, &memory, flushed);
+    recorder.begin(0, 2, 0);
+    does(&mut recorder);
+    recorder.end(0);
+    let (_, records, _) = recorder.finish();
+    decode(&records).into_iter().map(|record| record.event).collect()
+}
+
 /// Returns the accesses and looks that are recorded of a thread, without their places and clocks: the flags or the
 /// call, the address and the value.
 fn recorded(does: impl FnOnce(&mut Recorder<'_>)) -> Vec<(&'static str, u32, u64, u64)> {
@@ -46,19 +69,7 @@ fn recorded_after(
     flushed: &Mutex<Flushed>,
     does: impl FnOnce(&mut Recorder<'_>),
 ) -> Vec<(&'static str, u32, u64, u64)> {
-    let code = Code {
-        library: [false, true, true, true].into(),
-        inlined: vec![None, None, Some(Call::Flush), Some(Call::Other)],
-        functions: vec!["fgin_reset_signal".into(), "fgin_reset_counter".into()],
-    };
-    let shares = |address| address < OWN;
-    let detector = Detector::new(code.library.clone(), false);
-    let mut recorder = Recorder::new(detector, (0, 0), &code, &shares, &memory, flushed);
-    recorder.begin(0, 2, 0);
-    does(&mut recorder);
-    recorder.end(0);
-    let (_, records, _) = recorder.finish();
-    let known = decode(&records).into_iter().filter_map(|record| match record.event {
+    let known = events(flushed, does).into_iter().filter_map(|event| match event {
         Event::Access { flags, address, value, .. } => Some(("access", flags, address, value)),
         Event::Signals { address, count, generation } => Some(("signals", count, address, generation.into())),
         Event::Counted { call, address, raw, .. } => Some(("look", call, address, raw)),
@@ -168,4 +179,33 @@ fn a_flush_looks_at_a_count_again_once_its_thread_has_met_others() {
         (0..2).for_each(|_| recorder.access(THREAD, &load));
     });
     assert_eq!(found, [("look", Call::Flush as u32, WORD, 3); 2]);
+}
+
+#[test]
+fn a_post_by_a_part_of_a_rust_call_is_where_the_program_calls() {
+    let events = events(&Mutex::default(), |recorder| {
+        recorder.call(THREAD, POST, PART_OF_A_CALL, &[0x400]);
+        recorder.access(THREAD, &Access { mmio: true, ..access(LIBRARY, Does::Store, WORD, 1, false) });
+        recorder.leave(THREAD, PART_OF_A_CALL);
+    });
+    let posts = events.iter().filter_map(|event| match event {
+        Event::Post { place, .. } => Some(*place),
+        _ => None,
+    });
+    assert_eq!(posts.collect::<Vec<_>>(), [POST]);
+}
+
+#[test]
+fn a_wait_that_is_inlined_ends_with_a_poll_that_finds_something() {
+    let look = ("look", Call::Wait as u32, WORD, 3);
+    let polls = |recorder: &mut Recorder<'_>, site| {
+        [0, 0, 3].iter().for_each(|&value| recorder.access(THREAD, &access(site, Does::Load, WORD, value, true)));
+    };
+    assert_eq!(recorded(|recorder| polls(recorder, WAIT)), [look]);
+    let in_a_part = recorded(|recorder| {
+        recorder.call(THREAD, WAIT, PART_OF_A_CALL, &[]);
+        polls(recorder, LIBRARY);
+        recorder.leave(THREAD, PART_OF_A_CALL);
+    });
+    assert_eq!(in_a_part, [look]);
 }

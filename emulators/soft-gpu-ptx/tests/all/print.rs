@@ -1,7 +1,7 @@
 //! What kernels print, and source lines in their errors.
 
 use crate::arena::{Arena, run_text};
-use soft_gpu_ptx::TrapKind;
+use soft_gpu_ptx::{Module, Program, SourceLine, TrapKind};
 
 const HEAD: &str = ".version 8.2\n.target sm_70\n.address_size 64\n";
 
@@ -88,4 +88,22 @@ fn fault_names_the_line_of_the_source() {
     let trap = run_text(&text, &Arena::new(1), 1).expect_err("a fault");
     assert_eq!((trap.kind, trap.origin.as_ref()), (TrapKind::Address, Some(&("kernel.cu".to_owned(), 42))));
     assert!(trap.to_string().contains(", source kernel.cu:42"), "{trap}");
+}
+
+/// Compilers' comments name files relative to where they ran; two files may then have the same name.
+#[test]
+fn comments_about_inlining_name_files_in_full_where_only_one_can_be_meant() {
+    let text = format!(
+        "{HEAD}.visible .entry k() {{
+         .loc 1 5 7 // src/post.rs:5:7 @[ src/put.rs:6:7 @[ src/lib.rs:7:7 ] ]
+         ret; }}
+         .file 1 \"/gin/src/post.rs\"
+         .file 2 \"/gin/src/put.rs\"
+         .file 3 \"/gin/src/lib.rs\"
+         .file 4 \"/kernels/src/lib.rs\""
+    );
+    let program = Program::link(vec![Module::parse("k", &text).expect("a module")]).expect("a program");
+    let lines = program.origins().next().expect("an instruction").lines;
+    let expected = [("/gin/src/post.rs", 5), ("/gin/src/put.rs", 6), ("src/lib.rs", 7)];
+    assert_eq!(lines, expected.map(|(file, line)| SourceLine { file: file.to_owned(), line }));
 }
