@@ -16,10 +16,10 @@ HERE = pathlib.Path(__file__).parent
 def expectations():
     """The kind and the marked lines of each kernel, as file:line."""
     kernels = {}
-    for path in sorted(HERE.glob("*.cu")):
+    for path in sorted([*HERE.glob("*.cu"), *HERE.glob("*.rs")]):
         name = None
         for number, line in enumerate(path.read_text().splitlines(), 1):
-            if kernel := re.match(r"KERNEL\((\w+)\)", line):
+            if kernel := re.match(r'(?:KERNEL\(|.*"ptx-kernel" fn )(\w+)', line):
                 name = kernel[1].removesuffix("_then")
                 kernels.setdefault(name, (None, set()))
             if mark := re.search(r"// CHECK (\w+)", line):

@@ -3,7 +3,7 @@
 #
 # Compiles the kernels with clang 22, with their mistakes and repaired, and runs each set on two ranks with several seeds. Every mistake must be
 # reported at its two lines with every seed, and nothing else. Prints a line per test and a final line with the counts; exits with status 1 if a
-# test failed. Without clang 22, everything counts as skipped.
+# test failed. Without clang 22, everything counts as skipped; without a Rust that has the source of core, the kernels in Rust.
 #
 #   FERROGIN_SOAK=1   20 seeds instead of 4
 #   CHECK_ONLY=TEXT   only kernels whose names contain TEXT
@@ -41,7 +41,15 @@ fi
 
 # names PATTERN: the kernels whose names match, or don't with -v.
 names() {
-    sed -n 's/^KERNEL(\([a-z_0-9]*\))/\1/p' "$here"/*.cu | tr -d '{ ' | grep -v '_then$' | grep "$@" | grep -F "${CHECK_ONLY:-}"
+    sed -n 's/^KERNEL(\([a-z_0-9]*\)).*/\1/p; s/.*"ptx-kernel" fn \([a-z_0-9]*\).*/\1/p' "$here"/*.cu "$here"/*.rs | grep -v '_then$' | grep "$@" |
+        grep -F "${CHECK_ONLY:-}"
+}
+
+# compile_rust NAME OPTION...: the kernels in Rust, with their lines.
+compile_rust() {
+    RUSTC=$rustc RUSTC_BOOTSTRAP=1 CARGO_TARGET_NVPTX64_NVIDIA_CUDA_LINKER=true env -u RUSTFLAGS "${rustc%rustc}cargo" rustc --quiet --release \
+        --manifest-path "$out/rust/Cargo.toml" --target nvptx64-nvidia-cuda -Zbuild-std=core --target-dir "$out/rust" "${@:2}" -- \
+        --emit=asm -Zverbose-asm -Ctarget-cpu=sm_70 -Ctarget-feature=+ptx82 && cp "$out/rust/nvptx64-nvidia-cuda/release/deps/check_kernels.s" "$out/rust-$1.ptx"
 }
 
 # check TEST wrong|repaired SIGNALS OPTION KERNEL...
@@ -52,7 +60,7 @@ check() {
     for ((seed = 1; seed <= ${seeds:-4}; seed++)); do
         # shellcheck disable=SC2086
         SOFTGPU_SEED=$((seed * 1000)) SOFTEFA_FAULTS="seed=$seed,reorder=64,delay_us=0..200" FERROGIN_SIGNALS=$signals timeout --kill-after=5 300 \
-            "$dist/ferrogin" check --json $option -- "$dist/ferrogin" run -n 2 -- "$out/driver" "$out/$set.ptx" "$dist/cuda/ferrogin_device.ptx" "$@" \
+            "$dist/ferrogin" check --json $option -- "$dist/ferrogin" run -n 2 -- "$out/driver" "$out/$language$set.ptx" "$dist/cuda/ferrogin_device.ptx" "$@" \
             >"$out/reports.json" 2>"$log" || status=$?
         if [ $status -gt 1 ]; then
             fail "$test, seed $seed"
@@ -67,13 +75,33 @@ check() {
 }
 
 # Strong signals need emulated ones.
+language=
 # shellcheck disable=SC2046
 {
-    check "kernels with a mistake" wrong card "" $(names -v '^strong_')
-    check "their repaired twins" repaired card "" $(names -v '^strong_')
+    check "kernels with a mistake" wrong card "" $(names -v '^strong_\|^rust_')
+    check "their repaired twins" repaired card "" $(names -v '^strong_\|^rust_')
     check "kernels with a mistake, emulated signals" wrong emulated "" $(names '^strong_')
     check "their repaired twins, emulated signals" repaired emulated "" $(names '^strong_')
 }
+for rustc in rustc /usr/bin/rustc none; do
+    [ ! -f "$("$rustc" --print sysroot 2>/dev/null)/lib/rustlib/src/rust/library/core/src/lib.rs" ] || break
+done
+language=rust-
+mkdir -p "$out/rust"
+sed "s|@ROOT@|$root|" "$here/kernels.toml" >"$out/rust/Cargo.toml"
+cp "$root/Cargo.lock" "$out/rust/"
+if [ "$rustc" = none ]; then
+    skip "kernels in Rust: no rustc here has the source of core (rustup component add rust-src, or Debian's rust-web-src)"
+elif ! { compile_rust wrong && compile_rust repaired --features repaired; } >"$log" 2>&1; then
+    fail "the kernels in Rust compile"
+else
+    for signals in card emulated; do
+        # shellcheck disable=SC2046
+        check "kernels in Rust with a mistake, $signals signals" wrong $signals "" $(names '^rust_')
+        # shellcheck disable=SC2046
+        check "their repaired twins, $signals signals" repaired $signals "" $(names '^rust_')
+    done
+fi
 [ -z "${CHECK_ONLY:-}" ] || finish
 
 # run SEED OPTION... -- PROGRAM...: the program's ranks, each a node of its own, under the check. Its reports go to reports.json.
