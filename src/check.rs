@@ -100,6 +100,12 @@ fn check(args: &CheckArgs) -> Result<ExitCode, String> {
     for unused in exceptions.iter().filter(|exception| !excepted.iter().any(|report| exception.covers(report))) {
         eprintln!("ferrogin check: line {} of the exceptions covered nothing in this run", unused.line);
     }
+    if reports.iter().any(lacks_lines) {
+        eprintln!(
+            "ferrogin check: these kernels have no line information, so calls that are inlined aren't recognised, and \
+             reports may be false: compile with -gline-tables-only (clang) or -lineinfo (nvcc)"
+        );
+    }
     print(args, &reports, excepted.len())?;
     if reports.iter().any(|report| !report.kind.is_note()) {
         return Ok(ExitCode::FAILURE);
@@ -174,9 +180,31 @@ fn print(args: &CheckArgs, reports: &[Report], excepted: usize) -> Result<(), St
     crate::stdout::print(&text).map_err(|error| error.to_string())
 }
 
+/// Whether a place is a line of PTX, in a module that the program has named or not.
+fn lacks_lines(report: &Report) -> bool {
+    let is_ptx = |line: &String| line.rsplit_once(':').is_some_and(|(file, _)| file == "PTX" || file.ends_with(".ptx"));
+    std::iter::once(&report.first).chain(&report.second).any(|side| side.lines.iter().any(is_ptx))
+}
+
 /// The text of `file:line`, if the file is here.
 fn source_line(place: &str) -> Option<String> {
     let (file, line) = place.rsplit_once(':')?;
     let line: usize = line.parse().ok()?;
     fs::read_to_string(file).ok()?.lines().nth(line.checked_sub(1)?).map(str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gin_check::report::{Access, Kind};
+
+    #[test]
+    fn a_line_of_ptx_is_no_line_information() {
+        for (line, expected) in [("PTX:7", true), ("kernels.ptx:7", true), ("a.cu:7", false)] {
+            let first = Access { rank: None, kernel: "k".into(), what: "put".into(), lines: vec![line.into()] };
+            let (memory, second) = (String::new(), None);
+            let report = Report { kind: Kind::Unrung, first, second, memory, bytes: 8, count: 1 };
+            assert_eq!(lacks_lines(&report), expected, "{line}");
+        }
+    }
 }
