@@ -8,6 +8,7 @@
 
 use crate::clock::{self, Clock, Key, joined};
 use crate::shadow::{Cell, Map, Mark, Read, Shadow};
+use serde::{Deserialize, Serialize};
 use soft_gpu_ptx::{Access, BulkStart, Does, MbarrierUse, Observer, Ordering, Reach, Who};
 use std::collections::BTreeMap;
 use std::rc::Rc;
@@ -113,7 +114,7 @@ pub struct Pair {
 }
 
 /// What is wrong with a pair.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Fault {
     /// Nothing orders the two.
     Race,

@@ -2,7 +2,7 @@
 //! flushes.
 
 use crate::clock::{self, Clock, Key};
-use crate::event::{ACQUIRES, Event, FENCED, STRONG, WRITES, encode, now};
+use crate::event::{ACQUIRES, Call, Event, FENCED, STRONG, WRITES, encode, now};
 use crate::race::Detector;
 use crate::shadow::Map;
 use soft_gpu_ptx::{Access, BulkStart, Does, MbarrierUse, Observer, Ordering, Reach, Who};
@@ -10,42 +10,15 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// A call into the library, whose promises order more than a post does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Call {
-    /// An operation, or anything else.
-    Other = 0,
-    /// A wait for a signal or counter.
-    Wait = 1,
-    /// A flush, or a wait for one.
-    Flush = 2,
-    /// A reset of a signal or counter.
-    Reset = 3,
-    /// A load of a signal's or counter's value.
-    Value = 4,
-}
-
-impl From<u32> for Call {
-    fn from(number: u32) -> Self {
-        [Self::Wait, Self::Flush, Self::Reset, Self::Value]
-            .into_iter()
-            .find(|call| *call as u32 == number)
-            .unwrap_or(Self::Other)
-    }
-}
-
-impl Call {
-    /// Returns what a function of the library does.
-    pub fn of(function: &str) -> Self {
-        match function {
-            "fgin_wait_signal" | "fgin_wait_counter" => Self::Wait,
-            "fgin_reset_signal" | "fgin_reset_counter" => Self::Reset,
-            "fgin_read_signal" | "fgin_read_counter" => Self::Value,
-            "fgin_flush" | "fgin_settle" | "fgin_flush_part" | "fgin_fast_flush" | "fgin_wait_request"
-            | "fgin_test_request" | "fgin_wait_flush" | "fgin_test_flush" => Self::Flush,
-            _ => Self::Other,
-        }
+/// Returns what a function of the library does.
+pub fn call_of(function: &str) -> Call {
+    match function {
+        "fgin_wait_signal" | "fgin_wait_counter" => Call::Wait,
+        "fgin_reset_signal" | "fgin_reset_counter" => Call::Reset,
+        "fgin_read_signal" | "fgin_read_counter" => Call::Value,
+        "fgin_flush" | "fgin_settle" | "fgin_flush_part" | "fgin_fast_flush" | "fgin_wait_request"
+        | "fgin_test_request" | "fgin_wait_flush" | "fgin_test_flush" => Call::Flush,
+        _ => Call::Other,
     }
 }
 
@@ -346,7 +319,7 @@ impl<'a> Recorder<'a> {
 
     fn counted(&mut self, who: Who, place: u32, (address, raw): (u64, u64), value: u64, call: Call) {
         let Some((thread, stamp, clock)) = self.step(who) else { return };
-        let (launch, place, call) = (self.launch, self.place(place), call as u32);
+        let (launch, place) = (self.launch, self.place(place));
         self.add(&Event::Counted { launch, thread, stamp, clock, place, address, value, raw, call });
     }
 
@@ -468,7 +441,7 @@ impl Observer for Recorder<'_> {
         // In Rust, the parts of a call that aren't inlined are functions, with arguments of their own.
         let is_whole = name.starts_with("fgin_");
         let inlined = || self.code.inlined.get(site as usize).copied().flatten().unwrap_or(Call::Other);
-        let (call, arguments) = if is_whole { (Call::of(name), arguments) } else { (inlined(), &[][..]) };
+        let (call, arguments) = if is_whole { (call_of(name), arguments) } else { (inlined(), &[][..]) };
         let call = match call {
             // A strong signal first waits as a flush does.
             Call::Other if arguments.last().is_some_and(|flags| flags & FGIN_STRONG != 0) => Call::Flush,

@@ -1,32 +1,8 @@
 //! What the analysis found: two accesses that nothing orders, as text and as JSON, and the exceptions that a program
 //! makes.
 
+use serde::Serialize;
 use std::fmt::Write;
-
-/// What is wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Kind {
-    /// Two threads of a kernel access the same bytes, and one of them writes.
-    Race,
-    /// A thread reads shared memory that nobody wrote.
-    Unwritten,
-    /// A read of bytes that a put writes.
-    Read,
-    /// A write of bytes that a put writes, or a put to bytes that are still read.
-    Write,
-    /// A put's source that changes before the put has completed, or that isn't written yet.
-    Source,
-    /// A request whose doorbell nobody rings.
-    Unrung,
-    /// A signal that is read or reset while a peer may raise it.
-    Baseline,
-    /// A signal that is taken to cover more than it does.
-    Weak,
-    /// A request that is under way when a context is closed.
-    Closed,
-    /// A signal that nobody waits for. This is a note.
-    Unseen,
-}
 
 /// A kind's name, what it says, the rule that is broken, and how to fix it.
 struct About {
@@ -36,86 +12,90 @@ struct About {
     fix: &'static str,
 }
 
+macro_rules! kinds {
+    ($($kind:ident($name:literal, $says:literal, $rule:literal, $fix:literal $(,)?),)*) => {
+        /// What is wrong.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub enum Kind {
+            $(#[doc = $says] $kind,)*
+        }
+
+        impl Kind {
+            const ALL: &[Self] = &[$(Self::$kind),*];
+
+            fn about(self) -> About {
+                match self {
+                    $(Self::$kind => About { name: $name, says: $says, rule: $rule, fix: $fix },)*
+                }
+            }
+        }
+    };
+}
+
+kinds! {
+    Race(
+        "race",
+        "two threads access the same bytes, one of them writes, and nothing orders the two",
+        "PTX memory model: a barrier, or a release that an acquire sees",
+        "put a barrier between the two (__syncwarp, __syncthreads, grid.sync), or a release and an acquire of the same flag",
+    ),
+    Unwritten(
+        "unwritten",
+        "a thread reads shared memory that no thread has written",
+        "PTX: shared memory begins with unknown contents",
+        "initialize it, and meet at a barrier before the read",
+    ),
+    Read(
+        "read",
+        "bytes are read that a put writes, and nothing orders the two",
+        "semantics.md#order: a signal orders its own operation; a flush and a barrier order what was posted before",
+        "wait for the put's own signal, for a count that no other raise can reach; or let the sender flush before it tells the reader",
+    ),
+    Write(
+        "write",
+        "a put writes bytes that something else writes or still reads, and nothing orders the two",
+        "semantics.md#order: operations are unordered until a flush or a signal orders them",
+        "tell the sender with a signal that the bytes are free, and let it wait for that; between two puts, flush",
+    ),
+    Source(
+        "source",
+        "the source of a put is changed, and nothing orders that with the put",
+        "semantics.md#what-each-completion-means: the source may be reused after a flush, or once a counter covers the put",
+        "flush, or wait for a counter of all puts that name it, before the change; a thread that fills the source meets the one that posts",
+    ),
+    Unrung(
+        "unrung",
+        "a request was left without a doorbell at the end of the kernel",
+        "semantics.md#doorbells: FGIN_AGGREGATE leaves the doorbell to a later operation on the same queue, or a flush",
+        "end with an operation without FGIN_AGGREGATE on the same queue, fgin_ring or a flush",
+    ),
+    Baseline(
+        "baseline",
+        "a signal is read or reset while a peer may raise it for the wait that follows",
+        "semantics.md#signals: a reset or a baseline comes when no raise can be under way",
+        "let the peer know first, for example by another signal, and let it wait before it raises",
+    ),
+    Weak(
+        "weak",
+        "a signal is taken to cover an operation that it doesn't cover",
+        "semantics.md#order: a signal covers its own operation; a strong one also the context's earlier ones to that peer",
+        "use a strong signal, flush before the signal, or give the operation the signal itself",
+    ),
+    Closed(
+        "closed",
+        "a context is closed while a peer's request to it may be under way, or one of its own never completes",
+        "semantics.md#closing: a peer's request to a context that has been destroyed fails",
+        "wait for what the peers send, with signals or with a barrier after their flush, before the close",
+    ),
+    Unseen(
+        "unseen",
+        "a signal is raised, and nobody waits for it",
+        "semantics.md#signals: a wait is what a signal is for",
+        "wait for it, or leave it out",
+    ),
+}
+
 impl Kind {
-    const ALL: [Self; 10] = [
-        Self::Race,
-        Self::Unwritten,
-        Self::Read,
-        Self::Write,
-        Self::Source,
-        Self::Unrung,
-        Self::Baseline,
-        Self::Weak,
-        Self::Closed,
-        Self::Unseen,
-    ];
-
-    fn about(self) -> About {
-        let (name, says, rule, fix) = match self {
-            Self::Race => (
-                "race",
-                "two threads access the same bytes, one of them writes, and nothing orders the two",
-                "PTX memory model: a barrier, or a release that an acquire sees",
-                "put a barrier between the two (__syncwarp, __syncthreads, grid.sync), or a release and an acquire of the same flag",
-            ),
-            Self::Unwritten => (
-                "unwritten",
-                "a thread reads shared memory that no thread has written",
-                "PTX: shared memory begins with unknown contents",
-                "initialize it, and meet at a barrier before the read",
-            ),
-            Self::Read => (
-                "read",
-                "bytes are read that a put writes, and nothing orders the two",
-                "semantics.md#order: a signal orders its own operation; a flush and a barrier order what was posted before",
-                "wait for the put's own signal, for a count that no other raise can reach; or let the sender flush before it tells the reader",
-            ),
-            Self::Write => (
-                "write",
-                "a put writes bytes that something else writes or still reads, and nothing orders the two",
-                "semantics.md#order: operations are unordered until a flush or a signal orders them",
-                "tell the sender with a signal that the bytes are free, and let it wait for that; between two puts, flush",
-            ),
-            Self::Source => (
-                "source",
-                "the source of a put or get is changed, and nothing orders the two",
-                "semantics.md#what-each-completion-means: the source may be reused after a flush, or once a counter covers the put",
-                "flush, or wait for a counter of all puts that name it, before the change; a thread that fills the source meets the one that posts",
-            ),
-            Self::Unrung => (
-                "unrung",
-                "a request was left without a doorbell at the end of the kernel",
-                "semantics.md#doorbells: FGIN_AGGREGATE leaves the doorbell to a later operation on the same queue, or a flush",
-                "end with an operation without FGIN_AGGREGATE on the same queue, fgin_ring or a flush",
-            ),
-            Self::Baseline => (
-                "baseline",
-                "a signal is read or reset while a peer may raise it for the wait that follows",
-                "semantics.md#signals: a reset or a baseline comes when no raise can be under way",
-                "let the peer know first, for example by another signal, and let it wait before it raises",
-            ),
-            Self::Weak => (
-                "weak",
-                "a signal is taken to cover an operation that it doesn't cover",
-                "semantics.md#order: a signal covers its own operation; a strong one also the context's earlier ones to that peer",
-                "use a strong signal, flush before the signal, or give the operation the signal itself",
-            ),
-            Self::Closed => (
-                "closed",
-                "a context is closed while a peer's request to it may be under way, or one of its own never completes",
-                "semantics.md#closing: a peer's request to a context that has been destroyed fails",
-                "wait for what the peers send, with signals or with a barrier after their flush, before the close",
-            ),
-            Self::Unseen => (
-                "unseen",
-                "a signal is raised, and nobody waits for it",
-                "semantics.md#signals: a wait is what a signal is for",
-                "wait for it, or leave it out",
-            ),
-        };
-        About { name, says, rule, fix }
-    }
-
     /// Whether it's only a note: no mistake by itself.
     pub fn is_note(self) -> bool {
         self == Self::Unseen
@@ -128,7 +108,7 @@ impl Kind {
 }
 
 /// One side of a report.
-#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 pub struct Access {
     /// The process's rank, if its launcher told it.
     pub rank: Option<u32>,
@@ -211,44 +191,22 @@ impl Report {
 
     /// A JSON object.
     pub fn json(&self) -> String {
-        let side = |access: &Access| {
-            let rank = access.rank.map_or_else(|| "null".to_owned(), |rank| rank.to_string());
-            let lines: Vec<String> = access.lines.iter().map(|line| quoted(line)).collect();
-            format!(
-                "{{\"rank\":{rank},\"kernel\":{},\"what\":{},\"lines\":[{}]}}",
-                quoted(&access.kernel),
-                quoted(&access.what),
-                lines.join(",")
-            )
-        };
-        let sides: Vec<String> = self.sides().map(side).collect();
-        format!(
-            "{{\"kind\":{},\"note\":{},\"accesses\":[{}],\"memory\":{},\"bytes\":{},\"count\":{},\"rule\":{}}}",
-            quoted(self.kind.name()),
-            self.kind.is_note(),
-            sides.join(","),
-            quoted(&self.memory),
-            self.bytes,
-            self.count,
-            quoted(self.kind.about().rule)
-        )
-    }
-}
-
-/// A JSON string.
-fn quoted(text: &str) -> String {
-    let mut out = String::from("\"");
-    for c in text.chars() {
-        match c {
-            '"' | '\\' => out.extend(['\\', c]),
-            c if c < ' ' => {
-                let _ = write!(out, "\\u{:04x}", u32::from(c));
-            }
-            c => out.push(c),
+        #[derive(Serialize)]
+        struct Object<'a> {
+            kind: &'a str,
+            note: bool,
+            accesses: Vec<&'a Access>,
+            memory: &'a str,
+            bytes: u64,
+            count: u64,
+            rule: &'a str,
         }
+        let Self { kind, memory, bytes, count, .. } = self;
+        let About { name, rule, .. } = kind.about();
+        let (note, accesses) = (kind.is_note(), self.sides().collect());
+        let object = Object { kind: name, note, accesses, memory, bytes: *bytes, count: *count, rule };
+        serde_json::to_string(&object).expect("all of it is text and numbers")
     }
-    out.push('"');
-    out
 }
 
 /// Adds reports to others; the same mistake is one report with the sum of the counts. A race says why its read found
@@ -291,7 +249,8 @@ impl Exception {
     /// # Errors
     /// A line lacks a part; the text says which line.
     pub fn parse(text: &str) -> Result<Vec<Self>, String> {
-        let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
+        let lines =
+            text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.trim_start().starts_with('#'));
         let parse = |(n, line): (usize, &str)| {
             let (what, reason) = line.split_once(" : ").ok_or("it has no reason: end it with ` : REASON`")?;
             let mut words = what.split_whitespace().map(str::to_owned);
@@ -388,14 +347,14 @@ mod tests {
         let mut odd = report(Kind::Race, "a\"b\\c:1", "a.cu:2");
         odd.memory = "tab\there".into();
         let json = odd.json();
-        assert!(json.contains(r#""a\"b\\c:1""#) && json.contains(r"tab\u0009here"), "{json}");
+        assert!(json.contains(r#""a\"b\\c:1""#) && json.contains(r"tab\there"), "{json}");
     }
 
     #[test]
     fn exceptions_need_a_reason_and_cover_their_lines_only() {
-        let text = "# places\n\nread a.cu:1 a.cu:2 : the flag is polled\nrace dir/b.cu : all of it\n";
+        let text = "# places\n  # of a.cu\n\nread a.cu:1 a.cu:2 : the flag is polled\nrace dir/b.cu : all of it\n";
         let [both, file] = &Exception::parse(text).unwrap()[..] else { panic!("two exceptions") };
-        assert_eq!((both.line, both.reason.as_str()), (3, "the flag is polled"));
+        assert_eq!((both.line, both.reason.as_str()), (4, "the flag is polled"));
         assert!(both.covers(&report(Kind::Read, "/src/a.cu:2", "/src/a.cu:1")), "in any order, with a directory");
         assert!(!both.covers(&report(Kind::Read, "aa.cu:2", "a.cu:1")), "a part of a name");
         assert!(!both.covers(&report(Kind::Read, "a.cu:1", "a.cu:1")), "each place is a side");

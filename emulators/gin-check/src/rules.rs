@@ -1,10 +1,9 @@
 //! What has to be ordered, by the rules of docs/semantics.md: each of these is named where it's checked.
 
-use crate::event::{FENCED, STRONG, WRITES};
+use crate::event::{Call, FENCED, Operation, STRONG, WRITES};
 use crate::pass::Pass;
-use crate::record::Call;
 use crate::report::{Access, Kind, Report, merge};
-use crate::run::{Look, Operation, Range, Run, What};
+use crate::run::{Look, Range, Run, What};
 use std::collections::{BTreeSet, HashMap};
 
 /// The reports so far.

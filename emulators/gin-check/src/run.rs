@@ -1,8 +1,9 @@
 //! What the records of all processes say: their launches, queues and requests, and the moments of threads and hosts.
 
 use crate::clock::{Clock, Key};
-use crate::event::{Event, NO_RANK, Record, STRONG, WRITES};
-use crate::record::{Call, is_library_file};
+use crate::event::{Call, Event, NO_RANK, Operation, Record, STRONG, WRITES};
+use crate::race::Fault;
+use crate::record::is_library_file;
 use crate::report::{Access, Kind, Report, merge};
 use std::collections::{BTreeSet, HashMap};
 use std::rc::Rc;
@@ -53,13 +54,6 @@ impl Queue {
     pub fn lives(&self, time: u64) -> bool {
         (self.opened..=self.closed).contains(&time)
     }
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Operation {
-    Write,
-    Read,
-    Send,
 }
 
 pub struct Request {
@@ -329,20 +323,21 @@ impl Run {
                 return;
             }
             &Event::Counted { ref launch, thread, stamp, clock, place, address, value, raw, call } => {
-                let call = Call::from(call);
                 let look = Look { address, value, raw, call };
                 of_thread(launch, thread, stamp, clock, place, What::Counted(look))
             }
-            &Event::Raced { ref launch, first, second, flags, address, bytes, count } => {
-                let what = |writes: u32| if flags & writes == 0 { "load" } else { "store" };
-                let (space, unwritten) = (if flags & 4 == 0 { "global" } else { "shared" }, flags & 8 != 0);
-                let proxy = "bulk copy without fence.proxy.async before it";
-                let launch = number(launch);
+            &Event::Raced { ref launch, first, second, writes, shared, fault, address, bytes, count } => {
+                let what = |writes: bool| if writes { "store" } else { "load" };
+                let (launch, space) = (number(launch), if shared { "shared" } else { "global" });
+                let then = match fault {
+                    Fault::Race => Some(what(writes[1])),
+                    Fault::NoProxyFence => Some("bulk copy without fence.proxy.async before it"),
+                    Fault::Unwritten => None,
+                };
                 let report = Report {
-                    kind: if unwritten { Kind::Unwritten } else { Kind::Race },
-                    first: self.side(process, launch, first, what(1)),
-                    second: (!unwritten)
-                        .then(|| self.side(process, launch, second, if flags & 16 == 0 { what(2) } else { proxy })),
+                    kind: if then.is_some() { Kind::Race } else { Kind::Unwritten },
+                    first: self.side(process, launch, first, what(writes[0])),
+                    second: then.map(|then| self.side(process, launch, second, then)),
                     memory: format!("{space} memory at {address:#x}"),
                     bytes: bytes.into(),
                     count,
@@ -383,7 +378,7 @@ impl Run {
                     host(What::Access { flags: WRITES, range, value: 0, name: "deregistration of this memory" });
                 }
             }
-            Event::Counter { card, counter, queue, counts, inode, address } => {
+            Event::Counter { card, counter, queue, completions, inode, address } => {
                 let Some(&queue) = names.queues.get(&(card, queue)) else { return };
                 // Files of freed memory may give their numbers to others.
                 let files = self.processes[process].memory.iter().rev().filter(|(file, ..)| *file == inode);
@@ -392,7 +387,7 @@ impl Run {
                     in_file.filter(|(range, at)| *at < range.bytes).map(|(range, at)| range.address + at).next();
                 let Some(address) = (if inode == 0 { Some(address) } else { found }) else { return };
                 names.counters.insert((card, counter), (address, queue));
-                self.counters.entry((process, address)).or_default().push((queue, counts == 1));
+                self.counters.entry((process, address)).or_default().push((queue, completions));
             }
             Event::Taken { card, request, queue, index, operation, peer, peer_queue, local, remote, bytes, inline } => {
                 let Some(&queue) = names.queues.get(&(card, queue)) else { return };
@@ -403,11 +398,7 @@ impl Run {
                     queue,
                     peer_queue: names.queues.get(&(peer, peer_queue)).copied(),
                     index,
-                    operation: match operation {
-                        1 => Operation::Write,
-                        2 => Operation::Read,
-                        _ => Operation::Send,
-                    },
+                    operation,
                     local,
                     remote,
                     bytes,
@@ -587,13 +578,12 @@ impl Run {
 
 /// Returns the lines of a place, the program's first: without those of libraries, of stand-ins for the toolkit's
 /// headers and of Rust's `core`.
-fn program_lines(lines: &str) -> Vec<String> {
-    let all: Vec<&str> = lines.lines().collect();
-    let skipped = all.iter().take_while(|line| {
-        let file = line.rsplit_once(':').map_or(**line, |(file, _)| file);
+fn program_lines(all: &[String]) -> Vec<String> {
+    let is_library = |line: &String| {
+        let file = line.rsplit_once(':').map_or(line.as_str(), |(file, _)| file);
         let others = ["ferrogin/clang/", "/lib/clang/", "/rustlib/src/"];
         is_library_file(file) || others.iter().any(|part| file.contains(part))
-    });
-    let skipped = skipped.count();
-    all[if skipped < all.len() { skipped } else { 0 }..].iter().map(|line| (*line).to_owned()).collect()
+    };
+    let first = all.iter().position(|line| !is_library(line)).unwrap_or(0);
+    all[first..].to_vec()
 }

@@ -6,9 +6,9 @@ use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
-use gin_check::event::{Event, Log, directory};
-use gin_check::race::{Detector, Fault};
-use gin_check::record::{Call, Code, Flushed, Recorder, is_library_file, is_library_function};
+use gin_check::event::{Call, Event, Log, directory};
+use gin_check::race::Detector;
+use gin_check::record::{Code, Flushed, Recorder, call_of, is_library_file, is_library_function};
 use soft_gpu_ptx::{Kernel, Launch, Loaded, Memory, Origin, Program, SourceLine, Statistics, Trap};
 
 use crate::guard::{lock, log};
@@ -46,7 +46,7 @@ fn rust_call(lines: &[SourceLine], texts: &mut HashMap<String, String>) -> Optio
         texts.entry(line.file.clone()).or_insert_with_key(|file| std::fs::read_to_string(file).unwrap_or_default());
     let before: Vec<&str> = text.lines().take(line.line as usize).collect();
     let name = before.iter().rev().find_map(|line| line.trim_start().strip_prefix("pub fn "))?.split('(').next()?;
-    Some(Call::of(&format!("fgin_{name}")))
+    Some(call_of(&format!("fgin_{name}")))
 }
 
 /// A module's instructions.
@@ -93,10 +93,9 @@ impl Instructions {
         let (at, mut recorded) = (site as usize, lock(&self.recorded));
         if at < self.origins.len() && !std::mem::replace(&mut recorded[at], true) {
             let origin = &self.origins[at];
-            let lines = origin.lines.iter().map(|line| format!("{}:{}", line.file, line.line));
-            let mut lines = lines.collect::<Vec<_>>().join("\n");
+            let mut lines: Vec<_> = origin.lines.iter().map(|line| format!("{}:{}", line.file, line.line)).collect();
             if lines.is_empty() {
-                lines = format!("{}:{}", self.modules[origin.function as usize], origin.line);
+                lines.push(format!("{}:{}", self.modules[origin.function as usize], origin.line));
             }
             events.push(Event::Place { place, lines });
         }
@@ -169,16 +168,13 @@ pub(crate) fn run(
     for (pair, example) in races.found() {
         let (first, second) =
             (instructions.place(pair.first, &mut events), instructions.place(pair.second, &mut events));
-        let fault = match pair.fault {
-            Fault::Race => 0,
-            Fault::Unwritten => 8,
-            Fault::NoProxyFence => 16,
-        };
         events.push(Event::Raced {
             launch: number,
             first,
             second,
-            flags: u32::from(pair.writes[0]) | u32::from(pair.writes[1]) << 1 | u32::from(pair.shared) << 2 | fault,
+            writes: pair.writes,
+            shared: pair.shared,
+            fault: pair.fault,
             address: example.address,
             bytes: example.bytes,
             count: example.count,

@@ -1,7 +1,7 @@
 //! Two ranks whose records are made by hand: each has one thread, a window, a queue, and a signal that the peer's
 //! requests raise.
 
-use gin_check::event::{ACQUIRES, Event, FENCED, Record, STRONG, WRITES};
+use gin_check::event::{ACQUIRES, Call, Event, FENCED, Operation, Record, STRONG, WRITES};
 use gin_check::join::join;
 
 const THREAD: u64 = 64;
@@ -36,8 +36,8 @@ impl World {
             let card = rank + 1;
             world.card(rank, Event::Card { card });
             world.open(rank);
-            for (counter, counts, address) in [(1, 1, COMPLETED), (2, 2, SIGNAL)] {
-                world.card(rank, Event::Counter { card, counter, queue: 1, counts, inode: 0, address });
+            for (counter, completions, address) in [(1, true, COMPLETED), (2, false, SIGNAL)] {
+                world.card(rank, Event::Counter { card, counter, queue: 1, completions, inode: 0, address });
             }
             world.gpu(rank, Event::Launch { launch: 0, kernel: "kernel".into() });
             world.gpu(rank, Event::Clock { launch: 0, clock: 0, entries: Vec::new() });
@@ -63,8 +63,7 @@ impl World {
     }
 
     fn place(&mut self, rank: u64, line: u32) -> u32 {
-        let lines = format!("a.cu:{line}");
-        self.gpu(rank, Event::Place { place: line, lines });
+        self.gpu(rank, Event::Place { place: line, lines: lines(&[line]) });
         line
     }
 
@@ -96,7 +95,7 @@ impl World {
                 request,
                 queue: 1,
                 index,
-                operation: 1,
+                operation: Operation::Write,
                 peer,
                 peer_queue: 1,
                 local,
@@ -109,11 +108,11 @@ impl World {
         self.card(rank, Event::Retired { card, request });
     }
 
-    fn counted(&mut self, rank: u64, address: u64, value: u64, call: u32) {
+    fn counted(&mut self, rank: u64, address: u64, value: u64, call: Call) {
         self.counted_at(rank, address, (value, value), call);
     }
 
-    fn counted_at(&mut self, rank: u64, address: u64, (value, raw): (u64, u64), call: u32) {
+    fn counted_at(&mut self, rank: u64, address: u64, (value, raw): (u64, u64), call: Call) {
         let stamp = self.ranks[rank as usize].stamp;
         let (launch, thread, clock, place) = (0, THREAD, 0, 0);
         self.gpu(rank, Event::Counted { launch, thread, stamp, clock, place, address, value, raw, call });
@@ -121,11 +120,11 @@ impl World {
     }
 
     fn wait(&mut self, rank: u64, count: u64) {
-        self.counted(rank, SIGNAL, count, 1);
+        self.counted(rank, SIGNAL, count, Call::Wait);
     }
 
     fn flush(&mut self, rank: u64) {
-        self.counted(rank, COMPLETED, self.ranks[rank as usize].posts, 2);
+        self.counted(rank, COMPLETED, self.ranks[rank as usize].posts, Call::Flush);
     }
 
     fn access(&mut self, rank: u64, line: u32, offset: u64, writes: bool) {
@@ -197,7 +196,7 @@ fn a_wait_that_failed_has_what_it_saw() {
     for (seen, expected) in [(0, vec![("read", lines(&[1, 2]))]), (1, vec![])] {
         let mut world = World::new();
         world.put(0, 1, 0, false);
-        world.counted_at(1, SIGNAL, (1, seen), 1);
+        world.counted_at(1, SIGNAL, (1, seen), Call::Wait);
         world.access(1, 2, 0, false);
         assert_eq!(world.reports(), expected, "for {seen}");
     }
@@ -268,7 +267,7 @@ fn a_value_that_is_read_before_a_wait_is_a_baseline_if_the_peer_may_have_raised_
     let mut world = World::new();
     world.place(0, 0);
     world.place(1, 0);
-    world.counted(1, SIGNAL, 0, 4);
+    world.counted(1, SIGNAL, 0, Call::Value);
     world.put(0, 1, 0, false);
     world.wait(1, 1);
     assert_eq!(world.reports(), [("baseline", lines(&[1, 0]))]);
@@ -281,7 +280,7 @@ fn a_poll_of_a_signal_that_has_seen_the_awaited_count_is_no_baseline() {
         world.place(0, 0);
         world.place(1, 0);
         (0..awaited).for_each(|_| world.put(0, 1, 0, false));
-        world.counted(1, SIGNAL, 1, 4);
+        world.counted(1, SIGNAL, 1, Call::Value);
         world.wait(1, awaited);
         let of_signal: Vec<_> = world.reports().into_iter().filter(|report| report.0 == "baseline").collect();
         assert_eq!(of_signal, expected, "a wait for {awaited}");
@@ -305,13 +304,13 @@ fn emulated_signals_of_two_contexts_are_told_apart() {
                 world.card(1, Event::Arrived { card, queue, from, request, words: vec![1 << 28 | 3] });
                 let count = if resets { 1 } else { round + 1 };
                 if call {
-                    world.counted(1, address, count, 1);
+                    world.counted(1, address, count, Call::Wait);
                 } else {
                     world.access_with(1, 0, address, STRONG | ACQUIRES, count);
                 }
                 world.access(1, 2, 64 * round, false);
                 if resets && call {
-                    world.counted(1, address, 0, 3);
+                    world.counted(1, address, 0, Call::Reset);
                 } else if resets {
                     world.access_with(1, 0, address, STRONG | WRITES, 0);
                 }

@@ -1,8 +1,8 @@
 //! What the recorder makes of a thread's accesses and calls.
 
-use gin_check::event::{ACQUIRES, Event, FENCED, STRONG, decode};
+use gin_check::event::{ACQUIRES, Call, Event, FENCED, STRONG, decode};
 use gin_check::race::Detector;
-use gin_check::record::{Call, Code, Flushed, Recorder};
+use gin_check::record::{Code, Flushed, Recorder};
 use soft_gpu_ptx::{Access, Does, Observer, Ordering, Reach, Who};
 use std::sync::Mutex;
 
@@ -72,7 +72,7 @@ fn recorded_after(
     let known = events(flushed, does).into_iter().filter_map(|event| match event {
         Event::Access { flags, address, value, .. } => Some(("access", flags, address, value)),
         Event::Signals { address, count, generation } => Some(("signals", count, address, generation.into())),
-        Event::Counted { call, address, raw, .. } => Some(("look", call, address, raw)),
+        Event::Counted { call, address, raw, .. } => Some(("look", call as u32, address, raw)),
         _ => None,
     });
     known.collect()

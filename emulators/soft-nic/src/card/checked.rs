@@ -1,6 +1,6 @@
 //! The card's records for `ferrogin check` (`GIN_CHECK`): what it takes, moves and counts.
 
-use gin_check::event::Event as Record;
+use gin_check::event::{Event as Record, Operation as Recorded};
 
 use super::core::Core;
 use super::counter::Event;
@@ -61,8 +61,8 @@ impl Core {
 
     fn counter_record(&self, card: u64, qpn: u16, event: Event, id: u32) -> Option<Record> {
         let (inode, address) = self.counters.get(id)?.completions.place();
-        let counts = if matches!(event, Event::Send | Event::Write | Event::Read) { 1 } else { 2 };
-        Some(Record::Counter { card, counter: id.into(), queue: qpn.into(), counts, inode, address })
+        let completions = matches!(event, Event::Send | Event::Write | Event::Read);
+        Some(Record::Counter { card, counter: id.into(), queue: qpn.into(), completions, inode, address })
     }
 
     /// Registers memory; `None` if the card has no keys left.
@@ -80,9 +80,9 @@ impl Core {
             let (request, index) = (entry.request, entry.index);
             let peer = core.card_of(request.meta.ah).map_or(0, |gid| gid.short().into());
             let operation = match request.operation {
-                Operation::Write => 1,
-                Operation::Read => 2,
-                Operation::Send => 3,
+                Operation::Write => Recorded::Write,
+                Operation::Read => Recorded::Read,
+                Operation::Send => Recorded::Send,
             };
             vec![Record::Taken {
                 card,

@@ -46,7 +46,7 @@ fn own_write_is_recorded_from_its_slot_to_its_counters() {
         request,
         queue,
         index: 0,
-        operation: 1,
+        operation: gin_check::event::Operation::Write,
         peer: gid(2).short().into(),
         peer_queue: 7,
         local: world.bytes.as_ptr() as u64,
