@@ -8,7 +8,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
-use gin_check::event::{Record, decode};
+use gin_check::event::{Event, Record, decode, directory};
 use gin_check::join::join;
 use gin_check::report::{Exception, Report, merge};
 
@@ -45,17 +45,36 @@ const SEED_STEP: u32 = 1000;
 struct Records(PathBuf);
 
 impl Records {
-    fn new() -> io::Result<Self> {
+    fn new() -> Result<Self, String> {
         let name = format!("ferrogin-check-{}-XXXXXX", std::process::id());
-        nix::unistd::mkdtemp(&std::env::temp_dir().join(name)).map(Self).map_err(io::Error::from)
+        let parent = std::env::temp_dir();
+        nix::unistd::mkdtemp(&parent.join(name)).map(Self).map_err(|error| {
+            format!(
+                "cannot make a directory for records in {}: {error}. TMPDIR may name another place",
+                parent.display()
+            )
+        })
     }
 
     /// All files, decoded.
-    fn read(&self) -> io::Result<Vec<Vec<Record>>> {
-        let mut paths: Vec<PathBuf> =
-            fs::read_dir(&self.0)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>()?;
+    fn read(&self) -> Result<Vec<Vec<Record>>, String> {
+        let failed = |path: &Path, error: io::Error| format!("the records in {}: {error}", path.display());
+        let entries = fs::read_dir(&self.0).map_err(|error| failed(&self.0, error))?;
+        let mut paths: Vec<PathBuf> = entries.flatten().map(|entry| entry.path()).collect();
         paths.sort();
-        paths.iter().map(|path| fs::read(path).map(|bytes| decode(&bytes))).collect()
+        let read = |path: &PathBuf| {
+            let records = decode(&fs::read(path).map_err(|error| failed(path, error))?);
+            // Who can't write a record empties its file.
+            if !matches!(records.first(), Some(Record { event: Event::Process { .. }, .. })) {
+                let place = std::env::temp_dir();
+                return Err(format!(
+                    "a process could not write all its records, so nothing was checked. If {} is full, let TMPDIR name another place",
+                    place.display()
+                ));
+            }
+            Ok(records)
+        };
+        paths.iter().map(read).collect()
     }
 }
 
@@ -84,16 +103,22 @@ fn check(args: &CheckArgs) -> Result<ExitCode, String> {
             .and_then(|text| Exception::parse(&text))
             .map_err(|error| format!("--exceptions {}: {error}", path.display()))?,
     };
+    if directory().is_some() {
+        return Err(
+            "this is a part of a program that is being checked: run `ferrogin check` once, around all of it".into()
+        );
+    }
     let gpu = verbs::library_path(verbs::directory("gpu", "libcuda.so.1")?);
-    let (mut reports, mut failure) = (Vec::new(), None);
+    let (mut reports, mut failure, mut launches) = (Vec::new(), None, 0);
     for seed in 0..args.seeds {
-        let records = Records::new().map_err(|error| format!("no directory for records: {error}"))?;
+        let records = Records::new()?;
         failure = failure.or(run_once(args, seed, &gpu, &records.0)?);
-        let files = records.read().map_err(|error| format!("the records in {}: {error}", records.0.display()))?;
-        if files.is_empty() {
-            return Err(nothing_recorded(failure.as_deref()));
-        }
+        let files = records.read()?;
+        launches += files.iter().flatten().filter(|record| matches!(record.event, Event::Launch { .. })).count();
         merge(&mut reports, join(&files));
+    }
+    if launches == 0 {
+        return Err(nothing_checked(failure.as_deref()));
     }
     let (excepted, reports): (Vec<Report>, Vec<Report>) =
         reports.into_iter().partition(|report| exceptions.iter().any(|exception| exception.covers(report)));
@@ -147,14 +172,12 @@ fn run_once(args: &CheckArgs, seed: u32, gpu: &OsString, records: &Path) -> Resu
     })
 }
 
-fn nothing_recorded(failure: Option<&str>) -> String {
-    let why = "it has to load kernels through libcuda.so.1, and use FERROGIN_PROVIDER=softefa; kernels on CPU threads aren't checked";
-    match failure {
-        Some(failure) => format!(
-            "{failure} before it used the software GPU or the software card. If it ends well without the check: {why}"
-        ),
-        None => format!("the program used neither the software GPU nor the software card: {why}"),
-    }
+fn nothing_checked(failure: Option<&str>) -> String {
+    let why = "nothing was checked: the program has to launch kernels through libcuda.so.1; kernels on CPU threads aren't checked";
+    failure.map_or_else(
+        || why.into(),
+        |failure| format!("{failure} before its first kernel. If it ends well without the check, {why}"),
+    )
 }
 
 fn print(args: &CheckArgs, reports: &[Report], excepted: usize) -> Result<(), String> {

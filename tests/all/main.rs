@@ -2,6 +2,7 @@
 //! packages' manifests.
 
 mod c_layout;
+mod check;
 mod clang_headers;
 mod docs;
 mod doctor;
