@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
 use gin_check::event::{Event, Record, decode, directory};
-use gin_check::join::join;
+use gin_check::join::{MAX_REQUESTS, join};
 use gin_check::report::{Exception, Report, merge};
 
 use crate::verbs;
@@ -114,7 +114,15 @@ fn check(args: &CheckArgs) -> Result<ExitCode, String> {
         let records = Records::new()?;
         failure = failure.or(run_once(args, seed, &gpu, &records.0)?);
         let files = records.read()?;
-        launches += files.iter().flatten().filter(|record| matches!(record.event, Event::Launch { .. })).count();
+        let count = |is: fn(&Event) -> bool| files.iter().flatten().filter(|record| is(&record.event)).count();
+        launches += count(|event| matches!(event, Event::Launch { .. }));
+        let requests = count(|event| matches!(event, Event::Taken { .. }));
+        if requests > MAX_REQUESTS {
+            failure.get_or_insert(format!(
+                "only races inside kernels were checked, as the program posts {requests} requests and the check takes at most \
+                 {MAX_REQUESTS}: run fewer rounds"
+            ));
+        }
         merge(&mut reports, join(&files));
     }
     if launches == 0 {

@@ -9,7 +9,7 @@ use crate::run::Run;
 use std::collections::BTreeSet;
 
 /// The most requests that the join takes; beyond them, it reports races inside launches only.
-const MAX_REQUESTS: usize = 1 << 17;
+pub const MAX_REQUESTS: usize = 1 << 17;
 
 /// Returns the mistakes in the records of all processes, one list per file.
 pub fn join(files: &[Vec<Record>]) -> Vec<Report> {
