@@ -90,9 +90,9 @@ struct PluginGreeting {
 ferrogin_ffi::assert_layout!(PluginGreeting, size 6, align 1, { version @ 0, rails @ 2, emulated @ 4 });
 
 impl Greeting for PluginGreeting {
-    fn facts(&self) -> [String; 3] {
+    fn facts(&self) -> Vec<String> {
         let signals = if self.emulated == 0 { "card" } else { "emulated" };
-        [version_text(self.version), rails_text(self.rails), format!("FERROGIN_SIGNALS={signals}")]
+        vec![version_text(self.version), rails_text(self.rails), format!("FERROGIN_SIGNALS={signals}")]
     }
 }
 
@@ -197,7 +197,7 @@ impl CollComm {
 /// What must be the same on all ranks of a communicator.
 pub(crate) trait Greeting: FromBytes + IntoBytes + Immutable {
     /// Returns what each field says about a rank, the version first: "2 rails for its device".
-    fn facts(&self) -> [String; 3];
+    fn facts(&self) -> Vec<String>;
 }
 
 /// Returns what a greeting says about the version of ferrogin.

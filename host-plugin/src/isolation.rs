@@ -45,8 +45,13 @@ impl LostRanks {
         self.ranks.lock().keys().copied().collect()
     }
 
+    /// Returns how this rank knows that one is lost, if it is.
+    pub fn reason(&self, rank: usize) -> Option<String> {
+        self.ranks.lock().get(&rank).cloned()
+    }
+
     /// Returns the ranks that aren't among `known`.
-    fn news(&self, known: &BTreeSet<usize>) -> Vec<(usize, String)> {
+    pub fn news(&self, known: &BTreeSet<usize>) -> Vec<(usize, String)> {
         if self.count.load(Ordering::Acquire) == known.len() {
             return Vec::new();
         }
@@ -78,11 +83,13 @@ pub enum Verdict {
 
 /// Judges a failed request by its status and id, in a job of `nranks`. docs/semantics.md has the rule.
 pub fn judge(status: u8, id: u16, nranks: usize) -> Verdict {
-    use CompStatus::*;
     let rank = usize::from(id & !RANK_ID);
-    if id & RANK_ID == 0 || rank >= nranks {
-        return Verdict::Failure;
-    }
+    if id & RANK_ID == 0 || rank >= nranks { Verdict::Failure } else { judge_peer(status, rank) }
+}
+
+/// Judges a request to `rank` that failed with this status.
+pub fn judge_peer(status: u8, rank: usize) -> Verdict {
+    use CompStatus::*;
     match CompStatus::from_raw(status) {
         Some(RemoteAbort | RemoteBadDestQpn | RemoteUnknownPeer) => Verdict::Lost(rank),
         Some(LocalUnresponsiveRemote | LocalUnreachableRemote | RemoteRnr) => Verdict::Lost(rank),
@@ -148,7 +155,7 @@ impl Isolation {
 
     /// Returns whether a rank is lost.
     pub fn is_lost(&self, rank: usize) -> bool {
-        self.lost.ranks.lock().contains_key(&rank)
+        self.lost.reason(rank).is_some()
     }
 
     /// Returns why the other ranks go on without this one, if they do.

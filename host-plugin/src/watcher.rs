@@ -41,7 +41,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const NEWS_INTERVAL: Duration = Duration::from_millis(10);
 /// How long the other ranks have to say that a rank is gone which a failed request may be due to: longer than news take
 /// to all ranks.
-const SUSPECT_LIMIT: Duration = Duration::from_secs(2);
+pub(crate) const SUSPECT_LIMIT: Duration = Duration::from_secs(2);
 /// What to do after a context's first failure. NCCL's programs have no handle of the context.
 const UNUSABLE: &str = "This context is now unusable: destroy it on all ranks, or with NCCL the communicator";
 /// Rounds to wait for a failure's entry after an error counter has changed.

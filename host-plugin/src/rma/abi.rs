@@ -241,7 +241,7 @@ fn drain(ctx: Handle, comm: &RmaComm) {
     {
         for other in others.iter().filter(|other| **other != ctx) {
             let _ = with(*other, |context| {
-                if context.engine.failure().is_none()
+                if !context.engine.has_failed()
                     && let Err(error) = call(*other, context, |context| context.engine.progress())
                 {
                     crate::warn!("RMA destroyContext, in another context: {error}");
@@ -287,7 +287,7 @@ unsafe extern "C" fn close_coll(comm: Handle) -> nccl::Result {
 /// Calls a context's data path, and records its failure for `queryLastError`.
 fn call<T>(ctx: Handle, context: &mut Context, call: impl FnOnce(&mut Context) -> DataResult<T>) -> DataResult<T> {
     call(context).inspect_err(|_| {
-        if context.engine.failure().is_some() {
+        if context.engine.has_failed() {
             registry::raise_fault(ctx, Kind::RmaContext);
         }
     })
@@ -385,7 +385,7 @@ unsafe extern "C" fn rma_progress(ctx: Handle) -> nccl::Result {
     let mut result = nccl::SUCCESS;
     let called = guard("rmaProgress", || {
         with(ctx, |context| {
-            let known = context.engine.failure().is_some();
+            let known = context.engine.has_failed();
             match call(ctx, context, |context| context.engine.progress()) {
                 // NCCL's GIN proxy keeps calling, so only the first failure is logged.
                 Err(error) if known => result = error.result(),

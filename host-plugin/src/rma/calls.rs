@@ -81,13 +81,13 @@ impl Context {
     /// # Errors
     /// An argument is invalid; the driver fails; an operation of this context has failed.
     pub fn flush(&mut self, target: Target, memory: usize) -> DataResult<Request> {
-        self.stream(target)?;
+        let StreamId { peer, .. } = self.stream(target)?;
         // NCCL passes its signal memory's handle, or NULL if it has no signals.
         if memory != 0 {
             self.know(memory)?;
         }
         self.engine.ranks.device.flush_writes().map_err(Error::from)?;
-        self.engine.done()
+        self.engine.done(peer)
     }
 
     #[cold]

@@ -13,10 +13,12 @@ use super::stream::{Outgoing, StreamId, window};
 use super::waits::Waits;
 use super::words::{Name, Word, Words};
 use crate::error::{DataResult, Error};
+use crate::isolation::{LostRanks, Verdict};
 use crate::metrics::Guard;
 use crate::shortage;
+use crate::watcher::SUSPECT_LIMIT;
 use ferrogin_libfabric::{Read, bindings};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -87,6 +89,22 @@ struct Outbound {
     waiting: VecDeque<Waiting>,
 }
 
+/// Requests that have ended without success, and with them all later ones.
+enum Ended {
+    /// Those to any rank, for this reason.
+    All(Box<str>),
+    /// Those to these lost ranks.
+    Lost(BTreeSet<usize>),
+}
+
+/// A request that failed because its peer is lost or it named memory that isn't registered, with the time and text.
+struct Suspect {
+    peer: usize,
+    request: Request,
+    at: Instant,
+    text: String,
+}
+
 /// The data path; see the [module](self).
 pub struct Engine {
     pub(super) ranks: Arc<Ranks>,
@@ -115,7 +133,8 @@ pub struct Engine {
     is_quiet: bool,
     /// Calls to `progress`.
     calls: u32,
-    failure: Option<Box<str>>,
+    ended: Option<Ended>,
+    suspects: Vec<Suspect>,
     _metrics: Option<Guard>,
 }
 
@@ -130,7 +149,9 @@ impl Engine {
         tokens: Vec<u64>,
     ) -> Self {
         let (rank, nranks, counts) = (ranks.rank, ranks.nranks, lanes[0].counts.clone());
-        let waits = Waits::new(nranks, ranks.timeout, Instant::now());
+        // The ring and the cards find lost ranks within the timeout, and know them from ranks that wait for one.
+        let limit = if ranks.isolation.is_some() { 2 * ranks.timeout } else { ranks.timeout };
+        let waits = Waits::new(nranks, limit, Instant::now());
         Self {
             part_max: ranks.rails.iter().map(|rail| rail.part_max() as u64).min().unwrap_or(1),
             keeps_order: ranks.keep_order(),
@@ -153,7 +174,8 @@ impl Engine {
             departure: Departure::new(rank, nranks),
             is_quiet: false,
             calls: 0,
-            failure: None,
+            ended: None,
+            suspects: Vec::new(),
         }
     }
 
@@ -169,25 +191,46 @@ impl Engine {
         )
     }
 
-    /// Returns the cause, once an operation has failed.
-    pub fn failure(&self) -> Option<&str> {
-        self.failure.as_deref()
+    /// Returns whether an operation has failed, and with it the context.
+    pub fn has_failed(&self) -> bool {
+        matches!(self.ended, Some(Ended::All(_)))
     }
 
+    /// Returns an error if requests to `peer`, or without one to any rank, have failed.
     #[inline(always)]
-    fn check(&self) -> DataResult<()> {
-        if self.failure.is_none() { Ok(()) } else { Err(self.failed_before()) }
+    fn check(&self, peer: Option<usize>) -> DataResult<()> {
+        if self.ended.is_none() { Ok(()) } else { self.check_ended(peer) }
     }
 
     #[cold]
-    fn failed_before(&self) -> Box<Error> {
-        Error::Peer(self.failure.as_deref().unwrap_or_default().to_owned()).into()
+    fn check_ended(&self, peer: Option<usize>) -> DataResult<()> {
+        match (&self.ended, peer) {
+            (Some(Ended::All(reason)), _) => Err(Error::Peer(reason.to_string()).into()),
+            (_, Some(peer)) if self.is_lost(peer) => Err(self.lost_error(peer)),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_lost(&self, peer: usize) -> bool {
+        matches!(&self.ended, Some(Ended::Lost(lost)) if lost.contains(&peer))
+    }
+
+    #[cold]
+    fn lost_error(&self, lost: usize) -> Box<Error> {
+        let reason = self.ranks.isolation.as_ref().and_then(|lost_ranks| lost_ranks.reason(lost)).unwrap_or_default();
+        Error::Peer(format!(
+            "rank {lost} is lost, so requests of rank {} to it fail: {reason}; post only to the other ranks",
+            self.ranks.rank
+        ))
+        .into()
     }
 
     /// Keeps the first failure, so that every later call fails.
     #[cold]
     fn fail(&mut self, error: Box<Error>) -> Box<Error> {
-        self.failure.get_or_insert_with(|| error.to_string().into());
+        if !self.has_failed() {
+            self.ended = Some(Ended::All(error.to_string().into()));
+        }
         self.ranks.has_failed.store(true, Ordering::Relaxed);
         error
     }
@@ -201,7 +244,7 @@ impl Engine {
         transfer: Transfer<'_>,
         signal: Option<Signal>,
     ) -> DataResult<Request> {
-        let request = self.done()?;
+        let request = self.done(stream.peer)?;
         let started = match signal {
             Some(signal) => self.signal(stream, transfer, signal, request),
             None => self.parts(stream, transfer, access, request, self.part(transfer.size)),
@@ -209,10 +252,10 @@ impl Engine {
         started.map(|()| request).map_err(|error| self.fail(error))
     }
 
-    /// Returns a request that is done.
+    /// Returns a request to `peer` that is done.
     #[inline(always)]
-    pub(super) fn done(&mut self) -> DataResult<Request> {
-        self.check()?;
+    pub(super) fn done(&mut self, peer: usize) -> DataResult<Request> {
+        self.check(Some(peer))?;
         self.requests.open()
     }
 
@@ -395,9 +438,9 @@ impl Engine {
     /// Returns whether a request is done, and closes it if so; `None` if the request isn't open.
     ///
     /// # Errors
-    /// An operation of this context has failed.
+    /// An operation of this context has failed, or the request's rank is lost; then it's closed.
     pub fn test(&mut self, request: Request) -> DataResult<Option<bool>> {
-        self.check()?;
+        self.check(None)?;
         let is_done = self.requests.close(request);
         if is_done != Some(false) {
             return Ok(is_done);
@@ -414,7 +457,10 @@ impl Engine {
             // This test belongs to the new round, so the next one of this request checks again.
             self.requests.is_tested_again(request);
         }
-        Ok(self.requests.close(request))
+        match self.requests.close_failed(request) {
+            Some(lost) => Err(self.lost_error(lost)),
+            None => Ok(self.requests.close(request)),
+        }
     }
 
     /// Keeps memory registered for the operations in flight that use it.
@@ -428,7 +474,7 @@ impl Engine {
     /// An operation of this context has failed.
     #[inline(never)]
     pub fn progress(&mut self) -> DataResult<()> {
-        self.check()?;
+        self.check(None)?;
         self.requests.begin_round();
         let result = self.rounds().and_then(|()| self.check_ranks());
         result.map_err(|error| self.fail(error))
@@ -444,6 +490,9 @@ impl Engine {
             return Ok(());
         }
         let rank = self.ranks.rank;
+        if let Some(lost_ranks) = self.ranks.isolation.clone() {
+            return self.check_isolated(&lost_ranks, Instant::now());
+        }
         if let Some(peer) = self.waits.expired(Instant::now()) {
             self.ranks.blame(peer);
             return Err(Error::Peer(format!(
@@ -469,6 +518,66 @@ impl Engine {
             ),
         })
         .into())
+    }
+
+    /// Does the same if peers are isolated: ends the requests to each lost rank.
+    fn check_isolated(&mut self, lost_ranks: &LostRanks, now: Instant) -> DataResult<()> {
+        if let Some(reason) = lost_ranks.given_up() {
+            return Err(Error::Peer(reason).into());
+        }
+        if let Some(peer) = self.waits.expired(now) {
+            let seconds = 2 * self.ranks.timeout.as_secs();
+            let silent = format!(
+                "it has completed no request of rank {} for {seconds} s (twice FERROGIN_TIMEOUT)",
+                self.ranks.rank
+            );
+            if self.ended.is_some() && self.lanes.iter().any(Lane::is_full) {
+                return Err(Error::Peer(format!(
+                    "rank {peer} may not be to blame that {silent}: requests to lost ranks, which {} does not end, take up the card's queue",
+                    self.ranks.provider.name()
+                ))
+                .into());
+            }
+            lost_ranks.add(peer, || silent);
+        }
+        let none = BTreeSet::new();
+        let known = if let Some(Ended::Lost(known)) = &self.ended { known } else { &none };
+        for (peer, reason) in lost_ranks.news(known) {
+            crate::warn!(
+                "rank {}: rank {peer} is lost: {reason}. Requests to it fail, and those to the other ranks go on; look for the first error in \
+                 the output of rank {peer}",
+                self.ranks.rank
+            );
+            self.lose(peer);
+        }
+        match self.suspects.iter().find(|suspect| now >= suspect.at + SUSPECT_LIMIT) {
+            Some(suspect) => Err(Error::Peer(suspect.text.clone()).into()),
+            None => Ok(()),
+        }
+    }
+
+    /// Ends the requests to a lost rank.
+    fn lose(&mut self, lost: usize) {
+        if let Ended::Lost(all) = self.ended.get_or_insert_with(|| Ended::Lost(BTreeSet::new())) {
+            all.insert(lost);
+        }
+        let requests = &mut self.requests;
+        self.lanes.iter_mut().for_each(|lane| lane.lose(lost, |request| requests.fail(request, lost)));
+        for context in 0..self.contexts {
+            let Some(ended) = self.outbound[StreamId { peer: lost, context }.place(self.nranks)].take() else {
+                continue;
+            };
+            ended.stream.into_held().for_each(|signal| requests.fail(signal.request, lost));
+            ended.waiting.iter().for_each(|waiting| requests.fail(waiting.request, lost));
+        }
+        self.suspects.retain(|suspect| {
+            if suspect.peer == lost {
+                requests.fail(suspect.request, lost);
+            }
+            suspect.peer != lost
+        });
+        self.waits.lost(lost);
+        self.departure.peer_gone(lost);
     }
 
     fn rounds(&mut self) -> DataResult<()> {
@@ -535,7 +644,7 @@ impl Engine {
             Event::Done(Note::Word(at)) => {
                 self.writes[at].take().into_iter().for_each(|write| self.inbound.written(write))
             }
-            Event::Done(Note::Acknowledgement) => {}
+            Event::Done(Note::Unawaited) => {}
             Event::Done(Note::Departure(peer)) => self.departure.sent(peer),
             Event::Landed(data) => self.inbound.landed(data),
             Event::Message { slot, len } => match self.lanes[lane].message(slot, len) {
@@ -560,7 +669,7 @@ impl Engine {
             Note::Part { stream, .. } => (access.name(), stream.peer),
             Note::Word(_) => ("write of a signal", rank),
             // A peer whose signals have all been applied may be gone, and needs no acknowledgement.
-            Note::Acknowledgement => return Ok(()),
+            Note::Unawaited => return Ok(()),
             Note::Departure(peer) => {
                 self.departure.sent(peer);
                 self.departure.peer_gone(peer);
@@ -570,12 +679,22 @@ impl Engine {
         // A card also reports a peer as unreachable if this process lacks the resources for a connection.
         let shortage = (error.code == bindings::FI_EHOSTUNREACH).then(shortage::of_software_card).flatten();
         let fix = shortage.map_or("check the peer, its card and the network".to_owned(), |it| it.to_string());
+        let (text, code) = (&error.text, error.provider_code);
+        let text = format!("a {what} from rank {rank} to rank {peer} failed: {text} (provider code {code}); {fix}");
+        if let Some(lost_ranks) = &self.ranks.isolation {
+            let Note::Part { request, .. } = note else { return Err(Error::Peer(text).into()) };
+            match self.ranks.judge(&error, peer) {
+                Verdict::Lost(_) if peer != rank && shortage.is_none() => lost_ranks.add(peer, || text.clone()),
+                Verdict::Suspect(_) => {}
+                _ => return Err(Error::Peer(text).into()),
+            }
+            self.suspects.push(Suspect { peer, request, at: Instant::now(), text });
+            return Ok(());
+        }
         let blamed = self.ranks.blame(peer);
         if blamed != peer {
             return Err(Error::Peer(lost_text(rank, blamed)).into());
         }
-        let (text, code) = (&error.text, error.provider_code);
-        let text = format!("a {what} from rank {rank} to rank {peer} failed: {text} (provider code {code}); {fix}");
         Err(Error::Peer(text).into())
     }
 
@@ -614,9 +733,12 @@ impl Engine {
 
     fn acknowledge(&mut self) -> DataResult<()> {
         while let Some((stream, number)) = self.inbound.acknowledgement() {
+            if self.is_lost(stream.peer) {
+                continue;
+            }
             let record = self.acknowledgement(stream, number);
             let lane = self.next_rail();
-            let post = message_post(Access::Message, stream.peer, Note::Acknowledgement);
+            let post = message_post(Access::Message, stream.peer, Note::Unawaited);
             self.lanes[lane].post(post, Local::Bytes(&padded(&record)))?;
         }
         Ok(())
@@ -634,7 +756,7 @@ impl Engine {
     /// log says what is lost.
     pub fn drain(&mut self, has_expired: bool) -> bool {
         // Whatever failed has its own line.
-        if self.failure.is_some() || self.ranks.has_failed.load(Ordering::Relaxed) {
+        if self.has_failed() || self.ranks.has_failed.load(Ordering::Relaxed) {
             return true;
         }
         let why = match self.progress().and_then(|()| self.leave()) {

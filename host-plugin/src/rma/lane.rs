@@ -74,8 +74,8 @@ impl Access {
 pub enum Note {
     /// A part of a request. `put` is the group in the stream of a put without a number.
     Part { request: Request, stream: StreamId, put: Option<u32> },
-    /// An acknowledgement.
-    Acknowledgement,
+    /// Nobody waits for it: an acknowledgement, or an operation of a request that has failed.
+    Unawaited,
     /// A message to this peer that nothing is under way to it.
     Departure(usize),
     /// One of the engine's `writes`.
@@ -501,6 +501,30 @@ impl Lane {
             self.unposted.push(slot);
             Failure::Receive(failure)
         })
+    }
+
+    /// Ends the operations to a lost rank, and calls `failed` with the requests that they belong to. Those in flight
+    /// complete later, if at all.
+    pub fn lose(&mut self, lost: usize, mut failed: impl FnMut(Request)) {
+        let of_request = |note: &Note| match *note {
+            Note::Part { request, stream, .. } if stream.peer == lost => Some(request),
+            _ => None,
+        };
+        for note in self.operations.iter_mut().filter_map(|operation| operation.note.as_mut()) {
+            if let Some(request) = of_request(note) {
+                failed(request);
+                *note = Note::Unawaited;
+            }
+        }
+        self.queue.retain(|queued| {
+            of_request(&queued.post.note).into_iter().for_each(&mut failed);
+            queued.post.peer != lost
+        });
+    }
+
+    /// Returns whether there is no room for another operation.
+    pub fn is_full(&self) -> bool {
+        self.room == 0
     }
 
     /// Drops the operations that were never posted, and releases what those in flight hold.

@@ -4,14 +4,17 @@
 use super::plugin::RmaPlugin;
 use super::rail::Rail;
 use crate::comm::{self, ListenComm};
+use crate::config::{Config, PeerFailure, Provider};
 use crate::device::Device;
 use crate::error::Error;
+use crate::isolation::{self, LostRanks, Verdict};
 use crate::log;
 use crate::metrics;
 use crate::trace;
 use crate::watcher::{self, LostRank};
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
-use ferrogin_rendezvous::ring::{Ring, Step};
+use ferrogin_libfabric::{CompletionError, bindings};
+use ferrogin_rendezvous::ring::{Listener, Ring, Step};
 use parking_lot::{Mutex, MutexGuard};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -57,6 +60,10 @@ pub struct Ranks {
     pub nranks: usize,
     /// How long a peer may take to complete a part of a request.
     pub timeout: Duration,
+    /// The provider of all cards.
+    pub provider: Provider,
+    /// With FERROGIN_ON_PEER_FAILURE=isolate: the ranks that contexts go on without.
+    pub isolation: Option<Arc<LostRanks>>,
     /// The rank that the first failure of a context names.
     blamed: OnceLock<usize>,
     /// A context has failed, or one was destroyed that peers kept waiting for too long. Later ones are destroyed
@@ -79,19 +86,50 @@ struct RmaGreeting {
     version: U16,
     rails: U16,
     provider: [u8; 8],
+    /// 1 if the rank isolates its peers.
+    isolates: U16,
 }
-ferrogin_ffi::assert_layout!(RmaGreeting, size 16, align 1, { plugin @ 0, version @ 4, rails @ 6, provider @ 8 });
+ferrogin_ffi::assert_layout!(RmaGreeting, size 18, align 1, {
+    plugin @ 0, version @ 4, rails @ 6, provider @ 8, isolates @ 16,
+});
 
 impl comm::Greeting for RmaGreeting {
-    fn facts(&self) -> [String; 3] {
+    fn facts(&self) -> Vec<String> {
         let provider = String::from_utf8_lossy(&self.provider);
         let provider = format!("FERROGIN_PROVIDER={}", provider.trim_end_matches('\0'));
-        [comm::version_text(self.version), comm::rails_text(self.rails), provider]
+        let policy = if self.isolates == 0 { "abort" } else { "isolate" };
+        let policy = format!("FERROGIN_ON_PEER_FAILURE={policy}");
+        vec![comm::version_text(self.version), comm::rails_text(self.rails), provider, policy]
     }
 }
 
+/// How operations over TCP fail once the connection to the peer has ended. Most are cancelled.
+const DISCONNECTED: [i32; 8] = [
+    bindings::FI_ECANCELED,
+    bindings::FI_EIO,
+    bindings::FI_ECONNABORTED,
+    bindings::FI_ECONNRESET,
+    bindings::FI_ENOTCONN,
+    bindings::FI_ETIMEDOUT,
+    bindings::FI_ECONNREFUSED,
+    bindings::FI_EHOSTUNREACH,
+];
+
+/// Returns whether a rank isolates its peers, and logs why not if it should but can't.
+fn isolates(config: &Config, rank: usize) -> bool {
+    let asked = config.on_peer_failure == PeerFailure::Isolate;
+    if asked && config.provider == Provider::Verbs {
+        crate::warn!(
+            "rank {rank}: a lost rank will end all RMA contexts, as with FERROGIN_ON_PEER_FAILURE=abort: the failures of {} do not tell a \
+             lost rank from a fault of this rank's card; use efa or tcp",
+            config.provider.name()
+        );
+    }
+    asked && config.provider != Provider::Verbs
+}
+
 /// Version of the blocks and records that ranks exchange.
-const VERSION: u16 = 4;
+const VERSION: u16 = 5;
 
 impl Ranks {
     /// Opens the rails and joins the other ranks.
@@ -112,8 +150,23 @@ impl Ranks {
         let (name, mut provider) = (plugin.config.provider.name().as_bytes(), [0; 8]);
         provider[..name.len()].copy_from_slice(name);
         let count = (rails.len() as u16).into();
-        let greeting = RmaGreeting { plugin: *b"RMA\0", version: VERSION.into(), rails: count, provider };
-        let ring = comm::join(&listen.listener, handles, rank, plugin.config.timeout, &greeting)?;
+        let isolates = isolates(&plugin.config, rank);
+        let greeting = RmaGreeting {
+            plugin: *b"RMA\0",
+            version: VERSION.into(),
+            rails: count,
+            provider,
+            isolates: u16::from(isolates).into(),
+        };
+        let mut ring = comm::join(&listen.listener, handles, rank, plugin.config.timeout, &greeting)?;
+        if isolates {
+            let (listener, handles) =
+                comm::agree(&mut ring, Step::Connect, Listener::open().map_err(Error::from), |listener| {
+                    listener.handle().to_vec()
+                })?;
+            let handles = handles.iter().map(|bytes| bytes.as_slice().try_into().unwrap_or([0; HANDLE_MAXSIZE]));
+            ring.go_on_without(&listener, &handles.collect::<Vec<_>>())?;
+        }
         let names: Vec<_> = rails.iter().map(Rail::name).collect();
         crate::info!(
             "rank {rank} of {nranks}: RMA connected on {} {}",
@@ -122,8 +175,8 @@ impl Ranks {
         );
         static NUMBERS: AtomicU64 = AtomicU64::new(0);
         let ring = Arc::new(Mutex::new(ring));
-        let lost = LostRank::default();
-        let _ring_watch = watcher::watch_ring(ring.clone(), lost.clone(), Arc::default())?;
+        let (lost, lost_ranks) = (LostRank::default(), Arc::<LostRanks>::default());
+        let _ring_watch = watcher::watch_ring(ring.clone(), lost.clone(), lost_ranks.clone())?;
         let cards = || rails.iter().map(|rail| (rail.domain.clone(), rail.info.clone())).collect();
         Ok(Self {
             metrics: plugin.metrics.as_ref().map(|metrics| metrics.communicator(rank, cards())),
@@ -133,6 +186,8 @@ impl Ranks {
             rank,
             nranks,
             timeout: plugin.config.timeout,
+            provider: plugin.config.provider,
+            isolation: isolates.then_some(lost_ranks),
             blamed: OnceLock::new(),
             has_failed: AtomicBool::new(false),
             _ring_watch,
@@ -140,6 +195,15 @@ impl Ranks {
             lost,
             _plugin: plugin.clone(),
         })
+    }
+
+    /// Returns what a failed operation says about the peer.
+    pub fn judge(&self, error: &CompletionError, peer: usize) -> Verdict {
+        match (self.provider, u8::try_from(error.provider_code)) {
+            (Provider::Tcp, _) if DISCONNECTED.contains(&error.code) => Verdict::Lost(peer),
+            (Provider::Efa | Provider::SoftEfa, Ok(status)) => isolation::judge_peer(status, peer),
+            _ => Verdict::Failure,
+        }
     }
 
     /// Returns whether a context's operations to a peer take effect there in the order they were posted.

@@ -11,6 +11,8 @@ pub struct Request(u64);
 
 const INDEX_BITS: u32 = 20;
 const STEP: u64 = 1 << (INDEX_BITS + TAG_BITS);
+/// In an entry's number of parts: the request has failed, because the rank in the other bits is lost.
+const LOST: u32 = 1 << 31;
 
 impl Request {
     /// Returns the handle for NCCL.
@@ -32,7 +34,7 @@ impl Request {
 #[derive(Debug)]
 struct Entry {
     request: Request,
-    /// Parts that haven't completed yet.
+    /// Parts that haven't completed yet, or [`LOST`].
     parts: u32,
     /// The last round in which a test found it incomplete.
     tested: u32,
@@ -108,6 +110,20 @@ impl Requests {
         Some(true)
     }
 
+    /// Ends an open request to a lost rank, whose parts won't complete.
+    pub fn fail(&mut self, request: Request, lost: usize) {
+        self.entries[request.index()].parts = LOST | lost as u32;
+    }
+
+    /// Closes an open request if it has failed, and returns the lost rank.
+    pub fn close_failed(&mut self, request: Request) -> Option<usize> {
+        let parts = &mut self.entries[request.index()].parts;
+        let lost = (*parts & LOST != 0).then_some((*parts & !LOST) as usize)?;
+        *parts = 0;
+        self.close(request);
+        Some(lost)
+    }
+
     /// Begins a round of tests.
     pub fn begin_round(&mut self) {
         self.round = self.round.wrapping_add(1);
@@ -142,6 +158,19 @@ mod tests {
         );
         let ahead = Request(again[0].0.wrapping_add(STEP));
         assert_eq!((Request::parse(ahead.handle()), requests.close(again[0])), (None, None), "a closed one's number");
+    }
+
+    #[test]
+    fn failed_request_is_closed_once_with_the_lost_rank() {
+        let mut requests = Requests::new();
+        let (failed, other) = (requests.open().unwrap(), requests.open().unwrap());
+        [failed, failed, other].into_iter().for_each(|request| requests.add_part(request));
+        requests.fail(failed, 3);
+        assert_eq!([failed, other].map(|request| requests.close(request)), [Some(false); 2]);
+        assert_eq!([failed, other].map(|request| requests.close_failed(request)), [Some(3), None]);
+        assert_eq!(requests.close(failed), None);
+        let next = requests.open().unwrap();
+        assert_eq!((next.index(), requests.close(next)), (failed.index(), Some(true)), "its place is used again");
     }
 
     #[test]

@@ -134,6 +134,11 @@ impl<S> Outgoing<S> {
         self.held.pop_front().map(|(_, signal)| signal)
     }
 
+    /// Returns the signals that are held back, of a stream that ends.
+    pub fn into_held(self) -> impl Iterator<Item = S> {
+        self.held.into_iter().map(|(_, signal)| signal)
+    }
+
     /// Notes that the receiver has applied all signals before `number`. Returns false if it can't have.
     pub fn acknowledge(&mut self, number: u32) -> bool {
         let valid = number.wrapping_sub(self.acknowledged) <= self.next.wrapping_sub(self.acknowledged);

@@ -50,6 +50,13 @@ impl Waits {
         self.peers[peer].event = self.events;
     }
 
+    /// Notes that a peer is lost, with its requests. They may have held up those to the others, whose time begins again.
+    pub fn lost(&mut self, peer: usize) {
+        self.peers[peer].parts = 0;
+        self.events += 1;
+        self.peers.iter_mut().for_each(|wait| wait.event = self.events);
+    }
+
     /// Returns true if a request to this peer is incomplete.
     pub fn is_under_way(&self, peer: usize) -> bool {
         self.peers[peer].parts > 0
@@ -106,6 +113,18 @@ mod tests {
         waits.part_started(1);
         assert_eq!(waits.expired(begin + 2 * LIMIT - MOMENT), None);
         assert_eq!(waits.expired(begin + 2 * LIMIT), Some(1), "another part is no progress");
+    }
+
+    #[test]
+    fn time_of_the_others_begins_again_once_a_peer_is_lost() {
+        let start = Instant::now();
+        let mut waits = Waits::new(3, LIMIT, start);
+        [0, 0, 1, 2].into_iter().for_each(|peer| waits.part_started(peer));
+        assert_eq!((waits.expired(start), waits.expired(start + LIMIT)), (None, Some(0)));
+        waits.lost(0);
+        assert_eq!((waits.parts(), waits.expired(start + LIMIT)), (2, None));
+        assert_eq!(waits.expired(start + 2 * LIMIT - MOMENT), None);
+        assert_eq!(waits.expired(start + 2 * LIMIT), Some(1));
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! The RMA plugin's function tables, through dlopen, on the software card and over TCP.
 
 mod closing;
+mod isolated;
 mod killed;
 mod refused;
 mod stopped;
