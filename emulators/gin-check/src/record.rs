@@ -31,6 +31,8 @@ pub struct Code {
     pub inlined: Vec<Option<Call>>,
     /// The functions' names.
     pub functions: Vec<String>,
+    /// Whether an instruction has lines.
+    pub has_lines: Vec<bool>,
 }
 
 /// The headers of ferrogin that kernels include.
@@ -438,10 +440,12 @@ impl Observer for Recorder<'_> {
         let Some(name) = self.code.functions.get(function as usize).filter(|name| is_library_function(name)) else {
             return;
         };
-        // In Rust, the parts of a call that aren't inlined are functions, with arguments of their own.
-        let is_whole = name.starts_with("fgin_");
-        let inlined = || self.code.inlined.get(site as usize).copied().flatten().unwrap_or(Call::Other);
-        let (call, arguments) = if is_whole { (call_of(name), arguments) } else { (inlined(), &[][..]) };
+        // In Rust, the parts of a call that aren't inlined are functions, with arguments of their own. Without line
+        // information, what they are part of isn't known.
+        let part = || self.code.inlined.get(site as usize).copied().flatten().unwrap_or(Call::Other);
+        let inlined = || self.code.has_lines.get(site as usize).is_some_and(|has| *has).then(|| (part(), &[][..]));
+        let whole = || name.starts_with("fgin_").then(|| (call_of(name), arguments));
+        let Some((call, arguments)) = whole().or_else(inlined) else { return };
         let call = match call {
             // A strong signal first waits as a flush does.
             Call::Other if arguments.last().is_some_and(|flags| flags & FGIN_STRONG != 0) => Call::Flush,

@@ -83,7 +83,8 @@ impl Instructions {
             let call = fast.or_else(|| rust_call(&statement[0].lines, &mut texts));
             std::iter::repeat_n(call, statement.len())
         });
-        let code = Code { library, inlined: inlined.collect(), functions };
+        let has_lines = origins.iter().map(|origin| !origin.lines.is_empty()).collect();
+        let code = Code { library, inlined: inlined.collect(), functions, has_lines };
         Self { first, recorded: Mutex::new(vec![false; origins.len()]), origins, code, modules }
     }
 

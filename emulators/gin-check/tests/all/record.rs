@@ -47,6 +47,7 @@ fn events(flushed: &Mutex<Flushed>, does: impl FnOnce(&mut Recorder<'_>)) -> Vec
             "fgin_reset_counter".into(),
             "_RNvNtNtC4_15ferrogin_device7context9fast_path13fgin_continue".into(),
         ],
+        has_lines: vec![true; 8],
     };
     let shares = |address| address < OWN;
     let detector = Detector::new(code.library.clone(), false);
