@@ -104,7 +104,7 @@ else
 fi
 [ -z "${CHECK_ONLY:-}" ] || finish
 
-# run SEED OPTION... -- PROGRAM...: the program's ranks, each a node of its own, under the check. Its reports go to reports.json.
+# run SEED OPTION... -- PROGRAM...: the program's RANKS (default: 2), PER_NODE on each node (default: 1), under the check. Its reports go to reports.json.
 run() {
     local seed=$1 options=() status=0
     shift
@@ -114,7 +114,7 @@ run() {
     done
     shift
     SOFTGPU_SEED=$((seed * 1000)) SOFTEFA_FAULTS="seed=$seed,reorder=64,delay_us=0..200" timeout --kill-after=5 300 "$dist/ferrogin" check --json "${options[@]}" -- \
-        "$dist/ferrogin" run -n 2 -- sh -c 'FERROGIN_NODE=$FERROGIN_RANK exec "$0" "$@"' "$@" >"$out/reports.json" 2>"$log" || status=$?
+        "$dist/ferrogin" run -n "${RANKS:-2}" -- sh -c 'FERROGIN_NODE=$((FERROGIN_RANK / ${PER_NODE:-1})) exec "$0" "$@"' "$@" >"$out/reports.json" 2>"$log" || status=$?
     cat "$out/reports.json" >>"$log"
     return $status
 }
@@ -152,13 +152,14 @@ else
     done
 fi
 
-# ep KIND EDITS...: compiles nccl_ep's kernels with these edits. Sets `ep`.
+# ep KIND EDITS...: compiles the package's kernels with these edits and DEFINES. Sets `ep`.
 ep() {
     local kind=$1 headers=$out/headers
     shift
     ep=$out/ep-$kind
+    # shellcheck disable=SC2086
     python3 "$root/tests/ep/patch.py" "$package" "$headers" "$@" >"$log" 2>&1 &&
-        DIST=$dist "$root/tests/ep/compile.sh" "$root/examples/ep/$kind.cu" "$ep" "$headers" -gline-tables-only -DRANKS=2 >"$log" 2>&1
+        DIST=$dist "$root/tests/ep/compile.sh" "$root/examples/ep/$kind.cu" "$ep" "$headers" -gline-tables-only ${DEFINES:--DRANKS=2} >"$log" 2>&1
 }
 
 if ! package=$("$root/tests/ep/fetch.sh" "$root/.cache" 2>"$log"); then
@@ -166,7 +167,7 @@ if ! package=$("$root/tests/ep/fetch.sh" "$root/.cache" 2>"$log"); then
     finish
 fi
 export FERROGIN_SIGNALS=emulated
-on_nccl_ep() {
+on_ep() {
     local seed=$1
     run "$seed" --lenient --exceptions "$root/tests/ep/exceptions.txt" -- "$ep" kernels="$ep.ptx" device="$dist/cuda/ferrogin_device.ptx" rounds=2
 }
@@ -175,13 +176,20 @@ ll_race() {
     local seed
     ep ll --without count-before-release || return 1
     for ((seed = 1; seed <= ${seeds:-2}; seed++)); do
-        on_nccl_ep "$seed"
+        on_ep "$seed"
         grep -q '"kind":"race".*ll_ep.cuh:10\(10\|18\)".*ll_ep.cuh:10\(10\|18\)"' "$out/reports.json" || return 1
     done
 }
 if ll_race; then pass "nccl_ep's LL: its race is named"; else fail "nccl_ep's LL: its race is named"; fi
 for kind in ll ht; do
-    if ep $kind && on_nccl_ep 1 && [ ! -s "$out/reports.json" ]; then pass "nccl_ep's ${kind^^} is silent"; else fail "nccl_ep's ${kind^^} is silent"; fi
+    if ep $kind && on_ep 1 && [ ! -s "$out/reports.json" ]; then pass "nccl_ep's ${kind^^} is silent"; else fail "nccl_ep's ${kind^^} is silent"; fi
 done
+if ! package=$("$root/tests/ep/fetch.sh" "$root/.cache" deep_ep 2>"$log"); then
+    skip "DeepEP's kernels: $(tail -n 1 "$log")"
+elif DEFINES="-std=gnu++20 -DRANKS=4 -DNODES=2 -DTOPK=4" ep deepep && RANKS=4 PER_NODE=2 on_ep 1 && [ ! -s "$out/reports.json" ]; then
+    pass "DeepEP, hybrid, 4 ranks, two per node, is silent"
+else
+    fail "DeepEP, hybrid, 4 ranks, two per node, is silent"
+fi
 
 finish

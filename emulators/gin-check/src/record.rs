@@ -113,6 +113,8 @@ pub struct Recorder<'a> {
     /// Descriptions of contexts' emulated signals, by address.
     signals: BTreeSet<u64>,
     flushed: &'a Mutex<Flushed>,
+    /// Other addresses of memory that a card knows: from and to, and by which address it knows the first byte.
+    pub aliases: Vec<(u64, u64, u64)>,
 }
 
 impl<'a> Recorder<'a> {
@@ -125,8 +127,8 @@ impl<'a> Recorder<'a> {
         read: &'a dyn Fn(u64) -> Option<u64>,
         flushed: &'a Mutex<Flushed>,
     ) -> Self {
-        let (records, sites, clocks, threads, signals) = Default::default();
-        Self { races, launch, code, shares, read, records, sites, first, clocks, threads, signals, flushed }
+        let (records, sites, clocks, threads, signals, aliases) = Default::default();
+        Self { races, launch, code, shares, read, records, sites, first, clocks, threads, signals, flushed, aliases }
     }
 
     /// Returns the records, and the instructions that they name.
@@ -136,6 +138,12 @@ impl<'a> Recorder<'a> {
             self.flush_access(key);
         }
         (self.races, self.records, self.sites)
+    }
+
+    /// Returns the address by which a card knows the memory at `address`.
+    fn known(&self, address: u64) -> u64 {
+        let alias = self.aliases.iter().find(|alias| (alias.0..alias.1).contains(&address));
+        alias.map_or(address, |(from, _, known)| address - from + known)
     }
 
     fn is_library(&self, site: u32) -> bool {
@@ -325,20 +333,27 @@ impl<'a> Recorder<'a> {
         self.add(&Event::Counted { launch, thread, stamp, clock, place, address, value, raw, call });
     }
 
-    /// Notes a context's emulated signals when a kernel loads their address. What it loads that from is an
-    /// `EmulatedSignals`, if its number of signals is also the one that this rank's peers know.
+    /// Notes a context's emulated signals when a kernel loads their address, or that of their description, as for a
+    /// post. It is an `EmulatedSignals`, if its number of signals is also the one that this rank's peers know.
     fn find_signals(&mut self, access: &Access) {
         let loads = access.does == Does::Load && !access.shared && access.ordering.is_none() && access.bytes >= 8;
-        let (at, address) = (access.address, access.value);
-        if !loads || !at.is_multiple_of(64) || !(self.shares)(address) || self.signals.contains(&at) {
+        for at in [access.address, access.value].into_iter().filter(|at| loads && at.is_multiple_of(64)) {
+            self.find_signals_at(at);
+        }
+    }
+
+    fn find_signals_at(&mut self, at: u64) {
+        if at == 0 || self.signals.contains(&at) {
             return;
         }
         let described = || {
-            let (peers, numbers) = ((self.read)(at + 8)?, (self.read)(at + 16)?);
+            let (address, peers) = ((self.read)(at)?, (self.read)(at.checked_add(8)?)?);
+            let numbers = (self.read)(at.checked_add(16)?)?;
             let own = (self.read)(peers.checked_add(8 * (numbers >> 32))?)?;
-            Some((numbers as u32, (own >> 32) as u32)).filter(|(count, _)| *count == own as u32)
+            let is_own = numbers as u32 == own as u32 && (self.shares)(address);
+            is_own.then_some((address, numbers as u32, (own >> 32) as u32))
         };
-        if let Some((count, generation)) = described() {
+        if let Some((address, count, generation)) = described() {
             self.signals.insert(at);
             self.add(&Event::Signals { address, count, generation });
         }
@@ -360,6 +375,8 @@ impl Observer for Recorder<'_> {
     }
 
     fn access(&mut self, who: Who, access: &Access) {
+        let address = if access.shared { access.address } else { self.known(access.address) };
+        let access = &Access { address, ..*access };
         self.find_signals(access);
         if access.mmio || self.is_library(access.site) {
             let key = clock::thread(who.block, who.thread);
@@ -408,6 +425,7 @@ impl Observer for Recorder<'_> {
     }
 
     fn bulk(&mut self, who: Who, start: &BulkStart, phases: (u32, u32)) {
+        let start = &BulkStart { global: self.known(start.global), ..*start };
         if (self.shares)(start.global)
             && let Some((_, begun, _)) = self.step(who)
             && let Some((_, mut clock)) = self.races.moment(who)

@@ -13,15 +13,25 @@ use soft_gpu_ptx::{Kernel, Launch, Loaded, Memory, Origin, Program, SourceLine, 
 
 use crate::guard::{lock, log};
 use crate::space;
+use crate::vmm;
 
 /// The record of this process, if it is checked.
 static LOG: LazyLock<Option<Log>> = LazyLock::new(|| Log::create(&directory()?, "gpu").inspect_err(unwritten).ok());
-/// Device memory that a card may know: addresses from and to.
-static EXPORTED: Mutex<Vec<(u64, u64)>> = Mutex::new(Vec::new());
+/// Device memory that a card may know.
+static EXPORTED: Mutex<Vec<Exported>> = Mutex::new(Vec::new());
 /// The instructions of each loaded module, by its handle, which no other module gets.
 static MODULES: LazyLock<Mutex<HashMap<usize, Arc<Instructions>>>> = LazyLock::new(Mutex::default);
 /// What the process's flushes have seen.
 static FLUSHED: Mutex<Flushed> = Mutex::new(Flushed::new());
+
+/// Device memory that a card may know: addresses from and to, and where it is in which file.
+#[derive(Clone)]
+struct Exported {
+    from: u64,
+    to: u64,
+    inode: u64,
+    offset: u64,
+}
 
 fn unwritten(error: &std::io::Error) {
     log(format_args!("cannot write the record for `ferrogin check`: {error}"));
@@ -110,14 +120,30 @@ pub(crate) fn exported(address: u64, bytes: u64, descriptor: BorrowedFd<'_>) {
         let inode = nix::sys::stat::fstat(descriptor).map_or(0, |found| found.st_ino);
         let offset = nix::unistd::lseek(descriptor, 0, nix::unistd::Whence::SeekCur).unwrap_or(0) as u64;
         record(&[Event::Memory { address, bytes, inode, offset }]);
-        lock(&EXPORTED).push((address, address + bytes));
+        lock(&EXPORTED).push(Exported { from: address, to: address + bytes, inode, offset });
     }
 }
 
 /// Whether a card may know the memory at an address: of these ranges, or of the host.
-fn shares(ranges: &[(u64, u64)], address: u64) -> bool {
-    ranges.iter().any(|range| (range.0..range.1).contains(&address))
+fn shares(ranges: &[Exported], address: u64) -> bool {
+    ranges.iter().any(|range| (range.from..range.to).contains(&address))
         || space::find(address).is_some_and(|entry| !entry.on_device())
+}
+
+/// Returns the other addresses of exported memory, as of a window among those of its node: from and to, and the address
+/// that was exported.
+fn aliases(ranges: &[Exported]) -> Vec<(u64, u64, u64)> {
+    let mut found = Vec::new();
+    for (start, len, inode) in vmm::mappings() {
+        for range in ranges.iter().filter(|range| range.inode == inode && range.offset < len) {
+            let bytes = (range.to - range.from).min(len - range.offset);
+            let from = start + range.offset;
+            if from != range.from {
+                found.push((from, from + bytes, range.from));
+            }
+        }
+    }
+    found
 }
 
 /// Records that the host reads or writes memory.
@@ -131,7 +157,7 @@ pub(crate) fn host(address: u64, bytes: usize, write: bool) {
 pub(crate) fn freed(address: u64, bytes: u64) {
     if enabled() {
         let freed = address..address + bytes;
-        lock(&EXPORTED).retain(|range| !freed.contains(&range.0));
+        lock(&EXPORTED).retain(|range| !freed.contains(&range.from));
         lock(&FLUSHED).retain(|word, _| !freed.contains(word));
         record(&[Event::Freed { address, bytes }]);
     }
@@ -160,6 +186,7 @@ pub(crate) fn run(
     let races = Detector::new(instructions.code.library.clone(), lenient);
     let (place, code) = ((number, instructions.first), &instructions.code);
     let mut recorder = Recorder::new(races, place, code, &shares, &read, &FLUSHED);
+    recorder.aliases = aliases(&ranges);
     let result = soft_gpu_ptx::observe(loaded, kernel, launch, memory, stop, &mut recorder);
     let (races, records, sites) = recorder.finish();
     let mut events = Vec::new();

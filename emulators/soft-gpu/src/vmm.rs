@@ -199,6 +199,16 @@ fn identity(file: &impl AsFd) -> Outcome<(u64, u64)> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
+/// Returns the mappings of memory files: each one's address, its length and the file's inode.
+pub(crate) fn mappings() -> Vec<(u64, u64, u64)> {
+    let mapping = |start| {
+        let entry = space::find(start)?;
+        let Kind::Mapped(physical) = &entry.kind else { return None };
+        Some((start, entry.len, identity(&physical.file).ok()?.1))
+    };
+    space::starts(is_mapping).into_iter().filter_map(mapping).collect()
+}
+
 /// Returns the address at which this process has byte `at` of a memory file, in a mapping or a device's heap.
 fn address_in(file: (u64, u64), at: u64) -> Option<u64> {
     let mapped = |entry: &Entry| match &entry.kind {

@@ -23,13 +23,15 @@ const PART_OF_A_CALL: u32 = 2;
 
 /// The description of a context's 5 emulated signals, whose generation is 7, and what isn't one.
 const SIGNALS: u64 = 0x2000;
-const NO_SIGNALS: u64 = 0x2040;
+const NO_SIGNALS: [u64; 2] = [0x2040, 0x2080];
 
-/// What is in memory around the two: where the ranks' numbers of signals are, then this rank's own number and its rank.
+/// What is in memory there: the words, where the ranks' numbers of signals are, then this rank's own number and its rank.
 fn memory(address: u64) -> Option<u64> {
     match address {
-        0x2008 | 0x2048 => Some(0x3000),
-        0x2010 => Some(5 | 1 << 32),
+        0x2000 | 0x2040 => Some(WORD),
+        0x2080 => Some(OWN),
+        0x2008 | 0x2048 | 0x2088 => Some(0x3000),
+        0x2010 | 0x2090 => Some(5 | 1 << 32),
         0x2050 => Some(5),
         0x3000 => Some(6),
         0x3008 => Some(5 | 7 << 32),
@@ -97,12 +99,13 @@ fn a_fence_marks_the_records_of_earlier_relaxed_reads() {
 }
 
 #[test]
-fn a_contexts_emulated_signals_are_found_where_a_kernel_loads_their_address() {
+fn a_contexts_emulated_signals_are_found_where_a_kernel_loads_their_address_or_their_descriptions() {
     for site in [PROGRAM, LIBRARY] {
-        let load = |address| Access { ordering: None, ..access(site, Does::Load, address, WORD, false) };
+        let load = |value| Access { ordering: None, ..access(site, Does::Load, OWN, value, false) };
+        let words = Access { address: SIGNALS, ..load(WORD) };
+        assert_eq!(recorded(|recorder| recorder.access(THREAD, &words))[0], ("signals", 5, WORD, 7));
         let found = recorded(|recorder| {
-            recorder.access(THREAD, &load(NO_SIGNALS));
-            recorder.access(THREAD, &Access { value: OWN, ..load(SIGNALS) });
+            NO_SIGNALS.iter().for_each(|&not| recorder.access(THREAD, &load(not)));
             recorder.access(THREAD, &Access { shared: true, ..load(SIGNALS) });
             recorder.access(THREAD, &load(SIGNALS));
             recorder.access(THREAD, &load(SIGNALS));
@@ -209,4 +212,16 @@ fn a_wait_that_is_inlined_ends_with_a_poll_that_finds_something() {
         recorder.leave(THREAD, PART_OF_A_CALL);
     });
     assert_eq!(in_a_part, [look]);
+}
+
+#[test]
+fn an_access_by_another_address_of_the_same_memory_is_one_to_what_the_card_knows() {
+    let poll = |address| access(PROGRAM, Does::Load, address, 3, true);
+    let found = recorded(|recorder| {
+        recorder.aliases.push((0x10_0000, 0x10_1000, WORD));
+        recorder.access(THREAD, &poll(0x10_0008));
+        recorder.access(THREAD, &Access { shared: true, ..poll(0x10_0008) });
+        recorder.access(THREAD, &poll(0x10_1000));
+    });
+    assert_eq!(found, [("access", STRONG | ACQUIRES, WORD + 8, 3)]);
 }
