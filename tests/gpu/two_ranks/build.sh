@@ -37,7 +37,7 @@ if [ -n "$software" ]; then
         esac
         kernels=$out/two_ranks-software-$backend.ptx
         status=0
-        why=$("$root/scenarios/scenario-kernels/clang.sh" "$here/software.cu" "$kernels" "${options[@]}" 2>&1) || status=$?
+        why=$("$root/scenarios/scenario-kernels/clang.sh" "$here/software.cu" "$kernels" -gline-tables-only "${options[@]}" 2>&1) || status=$?
         [ $status -ne 3 ] || say_why "$why"
         [ $status -eq 0 ] || { echo "$why" >&2 && exit 1; }
         if [ $backend = proxy ]; then

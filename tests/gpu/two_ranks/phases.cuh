@@ -32,8 +32,8 @@ struct Arguments {
 static constexpr unsigned values_at = 0, block = 4096, block_at = block, parts_at = 64 << 10, source_at = 1 << 20, window_bytes = 2 << 20;
 // Values per phase; each round uses the next ones.
 static constexpr int slots = 64;
-// The last phase's blocks, and the bytes in each of their puts.
-static constexpr int blocks = 132, block_threads = 64;
+// The last phase's blocks, their puts between two flushes, and the bytes in each.
+static constexpr int blocks = 132, block_threads = 64, burst = 10;
 static constexpr unsigned part = 64;
 
 // Every byte of what this rank sends, before the first phase.
@@ -57,6 +57,8 @@ static __device__ bool is_found(const Arguments& a, int slot, int expected) {
   auto began = clock64();
   int found = *at;
   while (found != expected && (unsigned long long)(clock64() - began) < limit) found = *at;
+  // The next puts must follow what the peer did before it sent the value.
+  __threadfence_system();
   if (found == expected) return true;
   a.result->slot = slot;
   a.result->expected = expected;
@@ -117,19 +119,20 @@ static __device__ bool puts(const ncclGin& gin, ncclWindow_t window, const Argum
   return is_signalled(gin, a, 2, round + 1);
 }
 
-// Every block puts with all of its threads and flushes now and then, and the signal counts all blocks' puts.
+// Every block puts with all of its threads and flushes before it puts to the same bytes again; the signal counts all blocks' puts.
 static __device__ void storm(const ncclGin& gin, ncclWindow_t window, const Arguments& a) {
-  size_t at = parts_at + size_t(part) * blockIdx.x;
   for (int i = 0; i < a.rounds; i++) {
+    size_t at = parts_at + size_t(part) * (blockIdx.x * burst + i % burst);
     gin.put(ncclTeamWorld(gin.comm), 1 - a.rank, window, at, window, source_at + at, part, ncclGin_SignalInc{3}, ncclGin_None{},
             ncclCoopCta());
-    if (i % 10 == 9) gin.flush(ncclCoopCta());
+    if (i % burst == burst - 1) gin.flush(ncclCoopCta());
   }
   if (blockIdx.x != 0 || threadIdx.x != 0) return;
   if (!is_signalled(gin, a, 3, blocks * a.rounds)) return;
   int wrong = 0;
-  for (unsigned i = 0; i < blocks * part; i++) {
-    wrong += ((volatile unsigned char*)a.memory)[parts_at + i] != (unsigned char)(0xa0 + 1 - a.rank);
+#pragma unroll 1
+  for (unsigned i = 0; i < blocks * burst * part; i++) {
+    wrong += ((unsigned char*)a.memory)[parts_at + i] != (unsigned char)(0xa0 + 1 - a.rank);
   }
   a.result->found = wrong;
   a.result->expected = 0;
