@@ -129,23 +129,32 @@ for source in "$root"/examples/*.cu; do
         run 1 -- "$out/$name" && [ ! -s "$out/reports.json" ] && pass "the example $name is silent" || fail "the example $name is silent"
 done
 
-# The scenarios, whose kernels have no line information: those whose calls are inlined run with emulated signals, which the check knows all the same.
+# perf's kernels have no line information, but a file of exceptions.
+FERROGIN_SIGNALS=card run 1 --exceptions "$root/src/perf/check-exceptions.txt" -- "$dist/ferrogin" perf put put-signal get -n 50 -b 64 -e 128 &&
+    [ ! -s "$out/reports.json" ] && pass "perf is silent but for its exceptions" || fail "perf is silent but for its exceptions"
+
+# The scenarios. Their checked-in kernels have no line information: those whose calls are inlined run with emulated signals, which the check knows all
+# the same, or with gin.cu's compiled again.
 scenarios() {
     local signals=$1 api=$2 name
     shift 2
     for name in "$@"; do
-        FERROGIN_SIGNALS=$signals timeout --kill-after=5 300 "$dist/ferrogin" check --json -- "$root/target/release/scenario-runner" --api "$api" --reps 2 \
+        # shellcheck disable=SC2086
+        FERROGIN_SIGNALS=$signals timeout --kill-after=5 300 "$dist/ferrogin" check --json -- "$root/target/release/scenario-runner" --api $api --reps 2 \
             --only "$name" >"$out/reports.json" 2>"$log" && [ ! -s "$out/reports.json" ] || return 1
     done
 }
-if ! FERROGIN_DIST=$dist "${CARGO:-cargo}" build --release --locked --quiet --manifest-path "$root/Cargo.toml" -p scenario-runner >"$log" 2>&1; then
+if ! FERROGIN_DIST=$dist "${CARGO:-cargo}" build --release --locked --quiet --manifest-path "$root/Cargo.toml" -p scenario-runner >"$log" 2>&1 ||
+    ! "$clang" -x cuda -std=c++17 --cuda-device-only --cuda-gpu-arch=sm_70 --cuda-feature=+ptx82 -nocudainc -nocudalib -O2 -gline-tables-only -S \
+        -I"$dist/include" -include ferrogin/clang_cuda.h "$root/scenarios/scenario-kernels/gin.cu" -o "$out/gin.ptx" >"$log" 2>&1; then
     fail "the scenarios compile"
 else
     export FERROGIN_DIST=$dist
-    usual="value-signal aggregate put-signal get flush-reuse signal-reset signal-add threads sharing flush-async contexts"
+    usual="value-signal aggregate put-signal get flush-reuse signal-reset signal-add threads sharing lanes flush-async contexts"
     workloads="barriers deepep deepep-indexed nccl-ep"
     # shellcheck disable=SC2086
     scenarios card c $usual && pass "the scenarios are silent" || fail "the scenarios are silent"
+    scenarios card "cuda --gin $out/gin.ptx" sharing lanes && pass "the scenarios in C++ are silent" || fail "the scenarios in C++ are silent"
     for api in c cuda rust; do
         # shellcheck disable=SC2086
         scenarios emulated $api $workloads && pass "the workloads with api $api are silent" || fail "the workloads with api $api are silent"
