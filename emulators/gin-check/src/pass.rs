@@ -73,8 +73,8 @@ pub(crate) struct Pass<'a> {
     /// What all hosts know.
     hosts: Facts,
     starts: BTreeMap<u32, Facts>,
-    /// The waits that each launch's threads have passed, and what they gained.
-    waits: HashMap<u32, Vec<(usize, Rc<Facts>)>>,
+    /// The waits that each launch's threads have passed, in order, and what the thread has gained by then.
+    waits: HashMap<u32, BTreeMap<Key, Vec<(usize, Rc<Facts>)>>>,
     /// What is known once a request has arrived.
     arrivals: Vec<Option<Rc<Facts>>>,
     pub acquired: usize,
@@ -99,9 +99,8 @@ impl<'a> Pass<'a> {
                 What::Began => drop(self.starts.insert(moment.launch, self.hosts.clone())),
                 What::Ended => {
                     self.hosts.end(moment.launch);
-                    for (_, gained) in self.waits.get(&moment.launch).into_iter().flatten() {
-                        self.hosts.join(gained);
-                    }
+                    let threads = self.waits.get(&moment.launch).into_iter().flatten();
+                    threads.filter_map(|(_, waits)| waits.last()).for_each(|(_, gained)| self.hosts.join(gained));
                 }
                 What::Closed(queue) => {
                     let requests = self.run.requests.iter().enumerate();
@@ -110,10 +109,14 @@ impl<'a> Pass<'a> {
                 }
                 What::Post { .. } => self.post(at),
                 What::Counted(..) | What::Access { .. } => {
-                    let gained = self.gained(at);
+                    let mut gained = self.gained(at);
                     if !gained.is_empty() {
                         self.acquired += gained.size();
-                        self.waits.entry(moment.launch).or_default().push((at, Rc::new(gained)));
+                        let waits = self.waits.entry(moment.launch).or_default().entry(moment.key).or_default();
+                        if let Some((_, earlier)) = waits.last() {
+                            gained.join(earlier);
+                        }
+                        waits.push((at, Rc::new(gained)));
                     }
                 }
                 What::Doorbell { .. } => {}
@@ -126,10 +129,12 @@ impl<'a> Pass<'a> {
     pub fn facts(&self, at: usize) -> Facts {
         let moment = &self.run.moments[at];
         let mut facts = self.starts.get(&moment.launch).unwrap_or(&self.hosts).clone();
-        for (wait, gained) in self.waits.get(&moment.launch).into_iter().flatten() {
-            let waited = &self.run.moments[*wait];
-            if waited.key == moment.key && *wait < at || moment.clock.covers(waited.key, waited.stamp) {
-                facts.join(gained);
+        for (key, waits) in self.waits.get(&moment.launch).into_iter().flatten() {
+            let known = |wait: usize| {
+                *key == moment.key && wait < at || moment.clock.covers(*key, self.run.moments[wait].stamp)
+            };
+            if let Some(last) = waits.partition_point(|(wait, _)| known(*wait)).checked_sub(1) {
+                facts.join(&waits[last].1);
             }
         }
         facts
