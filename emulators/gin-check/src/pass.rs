@@ -60,6 +60,9 @@ impl Bytes {
     }
 }
 
+/// The waits that each thread of a launch has passed, in order, and what the thread has gained by then.
+type Waits = BTreeMap<Key, Vec<(usize, Rc<Facts>)>>;
+
 /// A pass over all moments in order of time.
 pub(crate) struct Pass<'a> {
     pub run: &'a Run,
@@ -73,8 +76,7 @@ pub(crate) struct Pass<'a> {
     /// What all hosts know.
     hosts: Facts,
     starts: BTreeMap<u32, Facts>,
-    /// The waits that each launch's threads have passed, in order, and what the thread has gained by then.
-    waits: HashMap<u32, BTreeMap<Key, Vec<(usize, Rc<Facts>)>>>,
+    waits: HashMap<u32, Waits>,
     /// What is known once a request has arrived.
     arrivals: Vec<Option<Rc<Facts>>>,
     pub acquired: usize,
