@@ -182,3 +182,44 @@ KERNEL(bulk_result_read_early) {
     EXPECT(READ(a.memory[5]) == 7);  // CHECK race
   }
 }
+
+// Whoever has seen the first add may have missed the store before it.
+KERNEL(counter_cleared_without_order) {
+  __shared__ uint32_t count;
+  if (is(0)) {
+    count = 0;  // CHECK race
+    PTX("red.relaxed.cta.shared.add.u32 [%0], 1;", "r"(SHARED(&count)));
+  }
+  FIX(__syncthreads());
+  if (is(32)) PTX("red.relaxed.cta.shared.add.u32 [%0], 1;", "r"(SHARED(&count)));  // CHECK race
+}
+
+// The arrival that ends the wait comes after the initialization, but the wait may begin before it.
+KERNEL(mbarrier_initialized_without_order) {
+  __shared__ uint64_t arrived;
+  if (is(0)) {
+    PTX("mbarrier.init.shared.b64 [%0], 1;", "r"(SHARED(&arrived)));  // CHECK race
+    PTX("{ .reg .b64 s; mbarrier.arrive.shared.b64 s, [%0]; }", "r"(SHARED(&arrived)));
+    FIX(FENCE("cta");)
+    STORE("relaxed.cta", &a.memory[0], 1);
+  }
+  if (is(32)) {
+    while (LOAD("relaxed.cta", &a.memory[0]) == 0) {}
+    FIX(FENCE("cta");)
+    PTX("{ .reg .pred p; W: mbarrier.try_wait.parity.shared.b64 p, [%0], 0; @!p bra W; }", "r"(SHARED(&arrived)));  // CHECK race
+  }
+}
+
+KERNEL(mbarrier_initialized_without_fence) {
+  __shared__ alignas(128) uint32_t x[32];
+  __shared__ uint64_t arrived;
+  if (is(0)) {
+    PTX("mbarrier.init.shared.b64 [%0], 1;", "r"(SHARED(&arrived)));  // CHECK race
+    FIX(PTX("fence.mbarrier_init.release.cluster;");)
+    PTX("{ .reg .b64 s; mbarrier.arrive.expect_tx.shared.b64 s, [%0], 128; }", "r"(SHARED(&arrived)));
+    PTX("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], 128, [%2];", "r"(SHARED(x)), "l"(a.memory),  // CHECK race
+        "r"(SHARED(&arrived)));
+    PTX("{ .reg .pred p; W: mbarrier.try_wait.parity.shared.b64 p, [%0], 0; @!p bra W; }", "r"(SHARED(&arrived)));
+    EXPECT(READ(x[5]) == 0);
+  }
+}

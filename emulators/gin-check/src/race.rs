@@ -1,6 +1,6 @@
 //! Races inside a launch, found while it runs.
 //!
-//! Each thread has a clock of what it has seen of the others, and each cell of memory its last write and the reads
+//! Each thread has a clock of what it has seen of the others, and each cell of memory its last writes and the reads
 //! since. An access races with an earlier one that its thread hasn't seen, if one of them writes and they aren't both
 //! strong with scopes that include each other. What a fence, an atomic, a barrier, an mbarrier or a wait for bulk
 //! copies orders is PTX's memory model; as the interpreter runs one instruction after the other, a read sees the last
@@ -99,7 +99,7 @@ impl Block {
 }
 
 /// Two accesses that nothing orders, or a read of shared memory that nobody wrote.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Pair {
     /// The instruction of the access that came first, or of the read.
     pub first: u32,
@@ -118,14 +118,14 @@ pub struct Pair {
 pub enum Fault {
     /// Nothing orders the two.
     Race,
-    /// A bulk copy reads what threads have written, without a proxy fence.
+    /// A bulk copy reads what threads have written, or uses their mbarrier, without a proxy fence.
     NoProxyFence,
     /// Nobody wrote what is read.
     Unwritten,
 }
 
 /// The first occurrence of a pair, and how often it occurred.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Example {
     /// Who accessed first.
     pub first: Key,
@@ -228,14 +228,16 @@ impl Detector {
         // Strong accesses don't race, if each has the other in its scope.
         let fine = |strong: u8, key: Key| strong.min(touch.strong) > (key >> 16 != u64::from(touch.who.block)).into();
         let change = |cell: &mut Cell, at: u64| {
-            let write = cell.write;
-            written |= write.key != 0;
+            written |= cell.writes().next().is_some();
             // A read like one before it, or wider.
             let alike = touch.strong.min(1)..=touch.strong;
             if touch.does == Does::Load && !touch.copies && cell.has_read(own_warp, lane, alike, touch.stamp) {
                 return;
             }
-            if write.key != 0 && fault.is_none() {
+            for write in cell.writes() {
+                if fault.is_some() {
+                    break;
+                }
                 let same = writes && !touch.changes && write.site == touch.site;
                 if !sees(write.key, write.stamp) {
                     let seen = !touch.copies && cell.has_read(own_warp, lane, 1..=3, 0);
@@ -277,7 +279,7 @@ impl Detector {
             }
             cell.wrote(Mark { key: touch.key, stamp: touch.stamp, site: touch.site, strong: touch.strong });
         };
-        shadow.touch(address, u64::from(bytes), touch.does == Does::Store, change);
+        shadow.touch(address, u64::from(bytes), touch.does == Does::Store && touch.strong == 0, change);
         if !written {
             fault = Some((Fault::Unwritten, touch.site, touch.key, false, address));
         }
@@ -330,13 +332,6 @@ impl Detector {
                 words.insert(access.address, Word { view, block: who.block, reach });
             }
         }
-    }
-
-    fn touch_by_copy(&mut self, who: Who, site: u32, place: (bool, u64), bytes: u32, does: Does, mark: (Key, u32)) {
-        let (shared, address) = place;
-        let (key, stamp) = mark;
-        let touch = Touch { who, key, stamp, site, does, strong: 0, changes: true, shared, copies: true };
-        self.touch(&touch, address, bytes);
     }
 }
 
@@ -466,18 +461,24 @@ impl Observer for Detector {
     }
 
     fn bulk(&mut self, who: Who, start: &BulkStart, (before, after): (u32, u32)) {
-        let (shared, global) = ((true, u64::from(start.shared)), (false, start.global));
-        let (site, bytes) = (start.site, start.bytes);
+        let BulkStart { site, bytes, .. } = *start;
+        let (inside, outside) = (u64::from(start.shared), start.global);
+        let touch = |shared: bool, does: Does, (key, stamp): (Key, u32)| {
+            let (strong, changes, copies) = (0, true, true);
+            Touch { who, key, stamp, site, does, strong, changes, shared, copies }
+        };
         if !start.to_shared {
-            let (read, wrote) =
-                (clock::copies(who.block, who.thread, false), clock::copies(who.block, who.thread, true));
-            self.touch_by_copy(who, site, shared, bytes, Does::Load, (read, start.group + 1));
-            self.touch_by_copy(who, site, global, bytes, Does::Store, (wrote, start.group + 1));
+            let mark = |writes: bool| (clock::copies(who.block, who.thread, writes), start.group + 1);
+            self.touch(&touch(true, Does::Load, mark(false)), inside, bytes);
+            self.touch(&touch(false, Does::Store, mark(true)), outside, bytes);
             return;
         }
         let mark = (clock::arrivals(who.block, start.mbarrier), before + 1);
-        self.touch_by_copy(who, site, global, bytes, Does::Load, mark);
-        self.touch_by_copy(who, site, shared, bytes, Does::Store, mark);
+        self.touch(&touch(false, Does::Load, mark), outside, bytes);
+        self.touch(&touch(true, Does::Store, mark), inside, bytes);
+        if !start.sees_mbarrier {
+            self.touch(&Touch { strong: 1, ..touch(true, Does::Load, mark) }, start.mbarrier.into(), 8);
+        }
         let Some((block, _)) = self.thread(who) else { return };
         let mut view = View::default();
         Rc::make_mut(&mut view.all).raise(mark.0, mark.1);

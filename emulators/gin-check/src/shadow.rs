@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::hash::{BuildHasherDefault, Hasher};
 use std::ops::RangeInclusive;
 
-/// The last write.
+/// A write.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Mark {
     /// Who wrote, or 0.
@@ -36,13 +36,18 @@ pub struct Read {
 /// A cell.
 #[derive(Clone, Debug, Default)]
 pub struct Cell {
-    /// The last write.
-    pub write: Mark,
+    /// The last weak write, and the last strong one after it, which says nothing about who has seen the weak one.
+    writes: [Mark; 2],
     first: Read,
     more: Vec<Read>,
 }
 
 impl Cell {
+    /// Returns the last weak write, and the last strong one after it.
+    pub fn writes(&self) -> impl Iterator<Item = &Mark> {
+        self.writes.iter().filter(|write| write.key != 0)
+    }
+
     /// Returns the reads since the last write.
     pub fn reads(&self) -> impl Iterator<Item = &Read> {
         std::iter::once(&self.first).filter(|read| read.key != 0).chain(&self.more)
@@ -95,9 +100,12 @@ impl Cell {
         self.more.len()
     }
 
-    /// Replaces all with a write.
+    /// Replaces all with a write, a strong one all but the last weak write.
     pub fn wrote(&mut self, mark: Mark) {
-        self.write = mark;
+        match mark.strong {
+            0 => self.writes = [mark, Mark::default()],
+            _ => self.writes[1] = mark,
+        }
         self.first.key = 0;
         if !self.more.is_empty() {
             self.more = Vec::new();

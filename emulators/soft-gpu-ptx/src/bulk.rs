@@ -86,7 +86,6 @@ impl Shared {
     pub fn fence(&mut self, thread: u32) {
         let epoch = self.epoch;
         self.unseen.retain(|store| store.warp != thread / 32 && store.epoch == epoch);
-        self.mbarriers.fence();
     }
 
     /// Starts a copy; unless memory is weak, it happens at once.

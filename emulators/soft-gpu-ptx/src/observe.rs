@@ -258,6 +258,7 @@ impl Thread {
                     global: self.slot(global),
                     bytes: self.slot(i.c) as u32,
                     mbarrier: at,
+                    sees_mbarrier: shared.mbarriers.get(at, &shared.bytes).is_ok_and(|one| one.fenced),
                     group: self.group(),
                 };
                 observer.bulk(who, &start, (watched.phase, shared.mbarriers.phase(at)));

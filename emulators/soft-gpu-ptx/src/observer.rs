@@ -97,6 +97,8 @@ pub struct BulkStart {
     pub bytes: u32,
     /// The mbarrier of a copy to shared memory.
     pub mbarrier: u32,
+    /// A fence came after its initialization.
+    pub sees_mbarrier: bool,
     /// The group of a copy to global memory.
     pub group: u32,
 }

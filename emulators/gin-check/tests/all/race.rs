@@ -70,7 +70,8 @@ struct Entry {
 
 #[derive(Default)]
 struct Cell {
-    write: Option<Entry>,
+    /// The last weak write, and the last strong one after it.
+    writes: [Option<Entry>; 2],
     reads: Vec<Entry>,
 }
 
@@ -105,13 +106,14 @@ impl Oracle {
             entry.who != who && sees >> entry.step & 1 == 0 && !fine
         };
         let polled = cell.reads.iter().any(|read| read.who == who && read.strong.is_some());
-        let mut races = cell.write.as_ref().is_some_and(&apart) && !polled;
+        let mut races = cell.writes.iter().flatten().any(apart) && !polled;
         let entry = Entry { step, who, strong };
         if does == Does::Load {
             cell.reads.push(entry);
         } else {
             races |= cell.reads.iter().any(apart);
-            *cell = Cell { write: Some(entry), reads: Vec::new() };
+            let weak = if strong.is_some() { cell.writes[0] } else { Some(entry) };
+            *cell = Cell { writes: [weak, strong.map(|_| entry)], reads: Vec::new() };
         }
         self.sees.insert(key, sees | 1 << step);
         self.synchronize(who, place, does, ordering);
@@ -169,7 +171,10 @@ fn first_races(steps: &[Step]) -> (Option<usize>, Option<usize>) {
                 let (bytes, mmio, value, changes) = (4, false, 0, true);
                 // Nobody may read what nobody wrote, so that isn't tried here.
                 let place = (if shared { block } else { u32::MAX }, address);
-                if shared && does == Does::Load && oracle.cells.get(&place).is_none_or(|cell| cell.write.is_none()) {
+                if shared
+                    && does == Does::Load
+                    && oracle.cells.get(&place).is_none_or(|cell| cell.writes.iter().flatten().next().is_none())
+                {
                     continue;
                 }
                 expected = oracle.access(at, who, place, does, ordering);
@@ -258,8 +263,16 @@ impl Program {
 
     fn copy(&mut self, thread: u32, to_shared: bool, group: u32) {
         self.site += 1;
-        let start =
-            BulkStart { site: self.site, to_shared, shared: 0, global: 1 << 20, bytes: 64, mbarrier: 1024, group };
+        let start = BulkStart {
+            site: self.site,
+            to_shared,
+            shared: 0,
+            global: 1 << 20,
+            bytes: 64,
+            mbarrier: 1024,
+            sees_mbarrier: true,
+            group,
+        };
         self.detector.bulk(Who { block: 0, thread }, &start, (0, 1));
     }
 

@@ -183,6 +183,9 @@ impl Thread {
                 Op::BulkCommit => self.group += 1,
                 Op::BulkWait { read } => self.bulk_wait(core, shared, i.imm as u32, read)?,
                 Op::ProxyFence { shared: of_shared, global } => {
+                    if of_shared {
+                        shared.mbarriers.fence();
+                    }
                     if WEAK && core.weak.is_some() {
                         self.proxy_fence(core, shared, of_shared, global)?;
                     }
