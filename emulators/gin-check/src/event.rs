@@ -3,7 +3,7 @@
 //! Every library that takes part appends to a file of its own in the directory that `GIN_CHECK` names, a line of JSON per
 //! record: the time, and the event. A process that is killed leaves at most one incomplete record, at the end.
 
-use crate::race::Fault;
+use crate::race::{Example, Pair};
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};
@@ -32,6 +32,31 @@ pub enum Call {
     Reset,
     /// A load of a signal's or counter's value.
     Value,
+}
+
+/// A moment of a thread: its stamp names the moment in other threads' clocks, its clock is the number of an
+/// [`Event::Clock`].
+#[allow(missing_docs)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct At {
+    pub launch: u64,
+    pub thread: u64,
+    pub stamp: u32,
+    pub clock: u32,
+    pub place: u32,
+}
+
+/// A look at a word that a card or a signal proxy may count in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Look {
+    /// Where the word is.
+    pub address: u64,
+    /// The count that the thread waited for, since the last reset; otherwise what it saw.
+    pub value: u64,
+    /// What it saw.
+    pub raw: u64,
+    /// The call that looked.
+    pub call: Call,
 }
 
 /// Something that happened in a process.
@@ -66,14 +91,9 @@ pub enum Event {
     HostCopy { write: bool, address: u64, bytes: u64 },
     /// What a thread has seen of the others: pairs of a key and a stamp. `clock` is unique in the launch.
     Clock { launch: u64, clock: u32, entries: Vec<u64> },
-    /// Threads of one launch accessed memory that is shared with a card. `thread` and `stamp` name the moment for other
-    /// threads' clocks.
+    /// A thread accessed memory that is shared with a card.
     Access {
-        launch: u64,
-        thread: u64,
-        stamp: u32,
-        clock: u32,
-        place: u32,
+        at: At,
         /// [`WRITES`], [`STRONG`], [`ACQUIRES`], [`FENCED`].
         flags: u32,
         address: u64,
@@ -83,37 +103,14 @@ pub enum Event {
     },
     /// A thread wrote a request's first bytes to a slot of a card's queue, in a post that the program began with this
     /// clock.
-    Post { launch: u64, thread: u64, stamp: u32, clock: u32, place: u32, slot: u64 },
+    Post { at: At, slot: u64 },
     /// A thread wrote a doorbell.
-    Doorbell { launch: u64, thread: u64, stamp: u32, place: u32, address: u64, value: u64 },
+    Doorbell { at: At, address: u64, value: u64 },
     /// A thread has seen a word that a card counts in: a signal or a counter. Later accesses of the thread have a later
     /// stamp.
-    Counted {
-        launch: u64,
-        thread: u64,
-        stamp: u32,
-        clock: u32,
-        place: u32,
-        address: u64,
-        /// The count that it waited for, since the last reset; otherwise what it saw.
-        value: u64,
-        /// What it saw.
-        raw: u64,
-        call: Call,
-    },
-    /// A race inside a launch, found while it ran.
-    Raced {
-        launch: u64,
-        first: u32,
-        second: u32,
-        /// Whether each of the two writes.
-        writes: [bool; 2],
-        shared: bool,
-        fault: Fault,
-        address: u64,
-        bytes: u32,
-        count: u64,
-    },
+    Counted { at: At, look: Look },
+    /// A race inside a launch, found while it ran, between places.
+    Raced { launch: u64, pair: Pair, example: Example },
     /// A kernel has found a context's emulated signals: `count` words at this address, to which the signal proxy adds.
     Signals { address: u64, count: u32, generation: u32 },
 

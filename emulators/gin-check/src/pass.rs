@@ -7,9 +7,9 @@
 //! launch did is before all that a host does later, in any process.
 
 use crate::clock::{Clock, Key};
-use crate::event::{ACQUIRES, Call, STRONG, WRITES};
+use crate::event::{ACQUIRES, Call, Look, STRONG, WRITES};
 use crate::facts::Facts;
-use crate::run::{HOST, Look, Moment, Range, Run, What};
+use crate::run::{HOST, Moment, Range, Run, What};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::rc::Rc;
 

@@ -2,7 +2,7 @@
 //! flushes.
 
 use crate::clock::{self, Clock, Key};
-use crate::event::{ACQUIRES, Call, Event, FENCED, STRONG, WRITES, encode, now};
+use crate::event::{ACQUIRES, At, Call, Event, FENCED, Look, STRONG, WRITES, encode, now};
 use crate::race::Detector;
 use crate::shadow::Map;
 use soft_gpu_ptx::{Access, BulkStart, Does, MbarrierUse, Observer, Ordering, Reach, Who};
@@ -163,11 +163,11 @@ impl<'a> Recorder<'a> {
         self.first + site
     }
 
-    /// Returns a thread's stamp and the number of its clock.
-    fn moment(&mut self, key: Key) -> Option<(u32, u32)> {
-        let (block, Some(thread)) = clock::place(key) else { return None };
-        let (stamp, clock) = self.races.moment(Who { block, thread })?;
-        Some((stamp, self.clock(clock)))
+    /// Returns a thread's moment at an instruction.
+    fn at(&mut self, thread: Key, site: u32) -> Option<At> {
+        let (block, Some(number)) = clock::place(thread) else { return None };
+        let (stamp, clock) = self.races.moment(Who { block, thread: number })?;
+        Some(At { launch: self.launch, thread, stamp, clock: self.clock(clock), place: self.place(site) })
     }
 
     /// Records a clock, once, and returns its number.
@@ -195,19 +195,19 @@ impl<'a> Recorder<'a> {
     }
 
     fn record_access(&mut self, thread: Key, access: Pending) {
-        let Some((stamp, clock)) = self.moment(thread) else { return };
-        let (launch, place) = (self.launch, self.place(access.site));
-        let Pending { flags, address, bytes, value, .. } = access;
-        self.add(&Event::Access { launch, thread, stamp, clock, place, flags, address, bytes, value });
+        let Pending { site, flags, address, bytes, value } = access;
+        if let Some(at) = self.at(thread, site) {
+            self.add(&Event::Access { at, flags, address, bytes, value });
+        }
     }
 
     /// Ends a moment of a thread: what it does next comes after it for others, too.
-    fn step(&mut self, who: Who) -> Option<(Key, u32, u32)> {
+    fn step(&mut self, who: Who, site: u32) -> Option<At> {
         let key = clock::thread(who.block, who.thread);
         self.flush_access(key);
-        let (stamp, clock) = self.moment(key)?;
+        let at = self.at(key, site)?;
         self.races.step(who);
-        Some((key, stamp, clock))
+        Some(at)
     }
 
     fn program_access(&mut self, who: Who, access: &Access) {
@@ -250,20 +250,16 @@ impl<'a> Recorder<'a> {
             let place = own.place;
             if access.bytes == 4 {
                 own.posted = 0;
-                if let Some((thread, stamp, _)) = self.step(who) {
-                    let (launch, address, value) = (self.launch, access.address, access.value);
-                    let place = self.place(place);
-                    self.add(&Event::Doorbell { launch, thread, stamp, place, address, value });
+                if let Some(at) = self.step(who, place) {
+                    self.add(&Event::Doorbell { at, address: access.address, value: access.value });
                 }
                 return;
             }
             let begins =
                 !(own.posted..own.posted + SLOT).contains(&access.address) || access.address.is_multiple_of(64);
             own.posted = access.address;
-            if begins && let Some((thread, stamp, clock)) = self.step(who) {
-                let (launch, slot) = (self.launch, access.address);
-                let place = self.place(place);
-                self.add(&Event::Post { launch, thread, stamp, clock, place, slot });
+            if begins && let Some(at) = self.step(who, place) {
+                self.add(&Event::Post { at, slot: access.address });
             }
             return;
         }
@@ -317,20 +313,20 @@ impl<'a> Recorder<'a> {
     /// Notes a count that a call loads.
     fn load(&mut self, who: Who, call: Call, address: u64, value: u64) {
         let key = clock::thread(who.block, who.thread);
-        let clock = self.moment(key).map_or(0, |moment| moment.1);
+        let clock = self.races.moment(who).map_or(0, |(_, clock)| self.clock(clock));
         let own = self.threads.entry(key).or_default();
         let changed = own.loaded.insert(address, (value, clock)) != Some((value, clock));
         // A flush waits for several counters, and what is inlined has no end that shows.
         if (call == Call::Flush || own.call.is_none()) && changed {
             let place = own.place;
-            self.counted(who, place, (address, value), value, call);
+            self.counted(who, place, Look { address, value, raw: value, call });
         }
     }
 
-    fn counted(&mut self, who: Who, place: u32, (address, raw): (u64, u64), value: u64, call: Call) {
-        let Some((thread, stamp, clock)) = self.step(who) else { return };
-        let (launch, place) = (self.launch, self.place(place));
-        self.add(&Event::Counted { launch, thread, stamp, clock, place, address, value, raw, call });
+    fn counted(&mut self, who: Who, place: u32, look: Look) {
+        if let Some(at) = self.step(who, place) {
+            self.add(&Event::Counted { at, look });
+        }
     }
 
     /// Notes a context's emulated signals when a kernel loads their address, or that of their description, as for a
@@ -427,19 +423,18 @@ impl Observer for Recorder<'_> {
     fn bulk(&mut self, who: Who, start: &BulkStart, phases: (u32, u32)) {
         let start = &BulkStart { global: self.known(start.global), ..*start };
         if (self.shares)(start.global)
-            && let Some((_, begun, _)) = self.step(who)
+            && let Some(begun) = self.step(who, start.site)
             && let Some((_, mut clock)) = self.races.moment(who)
         {
             // The copy comes after its start, and before what a wait for it orders.
-            Rc::make_mut(&mut clock).raise(clock::thread(who.block, who.thread), begun);
-            let (launch, place, clock) = (self.launch, self.place(start.site), self.clock(clock));
+            Rc::make_mut(&mut clock).raise(begun.thread, begun.stamp);
             let (flags, thread, stamp) = if start.to_shared {
                 (0, clock::arrivals(who.block, start.mbarrier), phases.0 + 1)
             } else {
                 (WRITES, clock::copies(who.block, who.thread, true), start.group + 1)
             };
-            let (address, bytes) = (start.global, start.bytes.into());
-            self.add(&Event::Access { launch, thread, stamp, clock, place, flags, address, bytes, value: 0 });
+            let at = At { thread, stamp, clock: self.clock(clock), ..begun };
+            self.add(&Event::Access { at, flags, address: start.global, bytes: start.bytes.into(), value: 0 });
         }
         self.races.bulk(who, start, phases);
     }
@@ -487,7 +482,7 @@ impl Observer for Recorder<'_> {
         }
         for (address, (raw, _)) in loaded {
             let value = if call == Call::Wait { arguments.get(2).copied().unwrap_or(raw) } else { raw };
-            self.counted(who, place, (address, raw), value, call);
+            self.counted(who, place, Look { address, value, raw, call });
         }
     }
 }

@@ -1,9 +1,10 @@
 //! What has to be ordered, by the rules of docs/semantics.md: each of these is named where it's checked.
 
-use crate::event::{Call, FENCED, Operation, STRONG, WRITES};
+use crate::clock::Key;
+use crate::event::{Call, FENCED, Look, Operation, STRONG, WRITES};
 use crate::pass::Pass;
 use crate::report::{Access, Kind, Report, merge};
-use crate::run::{Look, Range, Run, What};
+use crate::run::{Range, Run, What};
 use std::collections::{BTreeSet, HashMap};
 
 /// The reports so far.
@@ -12,6 +13,8 @@ pub(crate) struct Rules {
     reports: Vec<Report>,
     /// The requests that raise a signal at which somebody looks.
     seen: BTreeSet<usize>,
+    /// The looks of a launch's thread at a signal, since its last call about the signal.
+    looks: HashMap<(u32, Key, u64), Vec<(usize, Look)>>,
 }
 
 impl Rules {
@@ -20,7 +23,13 @@ impl Rules {
         let moment = &pass.run.moments[at];
         if let Some(look) = pass.run.look(moment) {
             self.see(pass, at, &look);
-            return self.baseline(pass, at, &look);
+            let looks = self.looks.entry((moment.launch, moment.key, look.address)).or_default();
+            let earlier = if matches!(moment.what, What::Counted(..)) { std::mem::take(looks) } else { Vec::new() };
+            looks.push((at, look));
+            if look.call == Call::Wait {
+                earlier.iter().for_each(|(before, earlier)| self.baseline(pass, (*before, earlier), (at, &look)));
+            }
+            return;
         }
         match moment.what {
             What::Access { flags, ref range, name, .. } if flags & FENCED == 0 => {
@@ -99,20 +108,13 @@ impl Rules {
     }
 
     /// "What orders two accesses": a signal's baseline or reset, and a raise that a wait of the same thread counts on.
-    fn baseline(&mut self, pass: &Pass<'_>, at: usize, look: &Look) {
+    fn baseline(&mut self, pass: &Pass<'_>, (at, look): (usize, &Look), (wait, waited): (usize, &Look)) {
         let (run, moment) = (pass.run, &pass.run.moments[at]);
         if !matches!(look.call, Call::Reset | Call::Value) {
             return;
         }
-        let next = run.moments[at + 1..].iter().find_map(|next| match next.what {
-            What::Counted(later) if (next.launch, next.key) == (moment.launch, moment.key) => {
-                (later.address == look.address).then_some((next, later))
-            }
-            _ => None,
-        });
-        let Some((wait, waited)) = next.filter(|(_, later)| later.call == Call::Wait) else { return };
         // A poll that has seen what the wait is for isn't what the wait counts from.
-        if look.call == Call::Value && run.raises(wait, &waited).1 <= run.raises(moment, look).1 {
+        if look.call == Call::Value && run.raises(&run.moments[wait], waited).1 <= run.raises(moment, look).1 {
             return;
         }
         let facts = pass.facts(at);

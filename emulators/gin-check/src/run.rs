@@ -1,8 +1,8 @@
 //! What the records of all processes say: their launches, queues and requests, and the moments of threads and hosts.
 
 use crate::clock::{Clock, Key};
-use crate::event::{Call, Event, NO_RANK, Operation, Record, STRONG, WRITES};
-use crate::race::Fault;
+use crate::event::{At, Call, Event, Look, NO_RANK, Operation, Record, STRONG, WRITES};
+use crate::race::{Example, Fault, Pair};
 use crate::record::is_library_file;
 use crate::report::{Access, Kind, Report, merge};
 use std::collections::{BTreeSet, HashMap};
@@ -114,15 +114,6 @@ enum Word {
     Memory(u64),
     /// An emulated signal of this id, of the context whose generation ends with these 4 bits.
     Signal(u32, u32),
-}
-
-/// A look at a word that a card or a signal proxy may count in, as [`Event::Counted`] has it.
-#[derive(Clone, Copy)]
-pub struct Look {
-    pub address: u64,
-    pub value: u64,
-    pub raw: u64,
-    pub call: Call,
 }
 
 /// What a thread, or a host, did.
@@ -280,9 +271,9 @@ impl Run {
             time,
             what,
         };
-        let of_thread = |launch: &u64, key: Key, stamp: u32, clock: u32, place: u32, what: What| {
-            let launch = number(launch);
-            let clock = clocks.get(&(launch, clock)).cloned().unwrap_or_default();
+        let of_thread = |at: &At, what: What| {
+            let (launch, At { thread: key, stamp, place, .. }) = (number(&at.launch), *at);
+            let clock = clocks.get(&(launch, at.clock)).cloned().unwrap_or_default();
             Moment { key, stamp, clock, place, ..moment(launch, what) }
         };
         let new = match event {
@@ -307,26 +298,20 @@ impl Run {
                 }
                 moment(number, What::Ended)
             }
-            &Event::Access { ref launch, thread, stamp, clock, place, flags, address, bytes, value } => {
+            &Event::Access { ref at, flags, address, bytes, value } => {
                 let name = if flags & WRITES == 0 { "load" } else { "store" };
-                let what = What::Access { flags, range: Range { process, address, bytes }, value, name };
-                of_thread(launch, thread, stamp, clock, place, what)
+                of_thread(at, What::Access { flags, range: Range { process, address, bytes }, value, name })
             }
-            &Event::Post { ref launch, thread, stamp, clock, place, slot } => {
-                of_thread(launch, thread, stamp, clock, place, What::Post { slot })
-            }
-            &Event::Doorbell { ref launch, thread, stamp, place, address, value } => {
-                of_thread(launch, thread, stamp, 0, place, What::Doorbell { address, value })
-            }
+            &Event::Post { ref at, slot } => of_thread(at, What::Post { slot }),
+            &Event::Doorbell { ref at, address, value } => of_thread(at, What::Doorbell { address, value }),
+            &Event::Counted { ref at, look } => of_thread(at, What::Counted(look)),
             &Event::Signals { address, count, generation } => {
                 self.signals.push((time, Range { process, address, bytes: 8 * u64::from(count) }, generation));
                 return;
             }
-            &Event::Counted { ref launch, thread, stamp, clock, place, address, value, raw, call } => {
-                let look = Look { address, value, raw, call };
-                of_thread(launch, thread, stamp, clock, place, What::Counted(look))
-            }
-            &Event::Raced { ref launch, first, second, writes, shared, fault, address, bytes, count } => {
+            &Event::Raced { ref launch, pair, example } => {
+                let Pair { first, second, writes, shared, fault } = pair;
+                let Example { address, bytes, count, .. } = example;
                 let what = |writes: bool| if writes { "store" } else { "load" };
                 let (launch, space) = (number(launch), if shared { "shared" } else { "global" });
                 let then = match fault {

@@ -7,7 +7,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use gin_check::event::{Call, Event, Log, directory};
-use gin_check::race::Detector;
+use gin_check::race::{Detector, Pair};
 use gin_check::record::{Code, Flushed, Recorder, call_of, is_library_file, is_library_function};
 use soft_gpu_ptx::{Kernel, Launch, Loaded, Memory, Origin, Program, SourceLine, Statistics, Trap};
 
@@ -193,20 +193,10 @@ pub(crate) fn run(
     for site in sites {
         instructions.place(site, &mut events);
     }
-    for (pair, example) in races.found() {
+    for (pair, &example) in races.found() {
         let (first, second) =
             (instructions.place(pair.first, &mut events), instructions.place(pair.second, &mut events));
-        events.push(Event::Raced {
-            launch: number,
-            first,
-            second,
-            writes: pair.writes,
-            shared: pair.shared,
-            fault: pair.fault,
-            address: example.address,
-            bytes: example.bytes,
-            count: example.count,
-        });
+        events.push(Event::Raced { launch: number, pair: Pair { first, second, ..*pair }, example });
     }
     if !records.is_empty() {
         // Launches of other ranks overlap with this one, even if it's short, unless they come after its end.

@@ -1,7 +1,7 @@
 //! Two ranks whose records are made by hand: each has one thread, a window, a queue, and a signal that the peer's
 //! requests raise.
 
-use gin_check::event::{ACQUIRES, Call, Event, FENCED, Operation, Record, STRONG, WRITES};
+use gin_check::event::{ACQUIRES, At, Call, Event, FENCED, Look, Operation, Record, STRONG, WRITES};
 use gin_check::join::join;
 
 const THREAD: u64 = 64;
@@ -77,10 +77,11 @@ impl World {
         let place = self.place(rank, line);
         let (index, stamp) = (self.ranks[rank as usize].posts, self.ranks[rank as usize].stamp);
         let slot = RING + 64 * index;
-        self.gpu(rank, Event::Post { launch: 0, thread: THREAD, stamp, clock: 0, place, slot });
+        let at = At { launch: 0, thread: THREAD, stamp, clock: 0, place };
+        self.gpu(rank, Event::Post { at, slot });
         if !aggregates {
             let value = index + 1;
-            self.gpu(rank, Event::Doorbell { launch: 0, thread: THREAD, stamp, place, address: DOORBELL, value });
+            self.gpu(rank, Event::Doorbell { at, address: DOORBELL, value });
         } else {
             self.gpu(rank, Event::Ended { launch: 0 });
         }
@@ -114,8 +115,8 @@ impl World {
 
     fn counted_at(&mut self, rank: u64, address: u64, (value, raw): (u64, u64), call: Call) {
         let stamp = self.ranks[rank as usize].stamp;
-        let (launch, thread, clock, place) = (0, THREAD, 0, 0);
-        self.gpu(rank, Event::Counted { launch, thread, stamp, clock, place, address, value, raw, call });
+        let at = At { launch: 0, thread: THREAD, stamp, clock: 0, place: 0 };
+        self.gpu(rank, Event::Counted { at, look: Look { address, value, raw, call } });
         self.ranks[rank as usize].stamp += 1;
     }
 
@@ -138,8 +139,8 @@ impl World {
     fn access_with(&mut self, rank: u64, line: u32, address: u64, flags: u32, value: u64) {
         let place = self.place(rank, line);
         let stamp = self.ranks[rank as usize].stamp;
-        let (launch, thread, clock, bytes) = (0, THREAD, 0, 8);
-        self.gpu(rank, Event::Access { launch, thread, stamp, clock, place, flags, address, bytes, value });
+        let at = At { launch: 0, thread: THREAD, stamp, clock: 0, place };
+        self.gpu(rank, Event::Access { at, flags, address, bytes: 8, value });
         self.ranks[rank as usize].stamp += 1;
     }
 
@@ -446,9 +447,8 @@ fn launches_and_clocks_are_known_if_the_time_was_set_back_after_them() {
     let place = world.place(0, 3);
     // Another thread, which has met the first one after its flush.
     world.gpu(0, Event::Clock { launch: 0, clock: 1, entries: vec![THREAD, 2] });
-    let (launch, thread, clock, address) = (0, THREAD + 1, 1, WINDOW + 0x1000);
-    let store = Event::Access { launch, thread, stamp: 9, clock, place, flags: WRITES, address, bytes: 8, value: 0 };
-    world.gpu(0, store);
+    let at = At { launch: 0, thread: THREAD + 1, stamp: 9, clock: 1, place };
+    world.gpu(0, Event::Access { at, flags: WRITES, address: WINDOW + 0x1000, bytes: 8, value: 0 });
     let expected = [("source", lines(&[2, 3]))];
     assert_eq!(world.reports(), expected);
     for record in &mut world.ranks[0].gpu {

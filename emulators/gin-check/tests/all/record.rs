@@ -75,7 +75,7 @@ fn recorded_after(
     let known = events(flushed, does).into_iter().filter_map(|event| match event {
         Event::Access { flags, address, value, .. } => Some(("access", flags, address, value)),
         Event::Signals { address, count, generation } => Some(("signals", count, address, generation.into())),
-        Event::Counted { call, address, raw, .. } => Some(("look", call as u32, address, raw)),
+        Event::Counted { look, .. } => Some(("look", look.call as u32, look.address, look.raw)),
         _ => None,
     });
     known.collect()
@@ -193,7 +193,7 @@ fn a_post_by_a_part_of_a_rust_call_is_where_the_program_calls() {
         recorder.leave(THREAD, PART_OF_A_CALL);
     });
     let posts = events.iter().filter_map(|event| match event {
-        Event::Post { place, .. } => Some(*place),
+        Event::Post { at, .. } => Some(at.place),
         _ => None,
     });
     assert_eq!(posts.collect::<Vec<_>>(), [POST]);
