@@ -162,3 +162,25 @@ KERNEL(strong_word_missing) {
   EXPECT(READ(WORD(0)) == 100 + a.peer);  // CHECK weak
   gin.flush();
 }
+
+// A signal in memory covers the put that names it, and no other.
+KERNEL(strong_word_of_the_next_put) {
+  ONE_THREAD(0);
+  FILL(1024);
+  gin.put(a.peer, a.window, 0, a.window, 1024, 64, FIX(VASignalInc{a.window, 4096}) BUG(None{}));  // CHECK weak
+  BUG(gin.putValue(a.peer, a.window, 2048, 1u, VASignalInc{a.window, 4096});)
+  while (LOAD("acquire.sys", &WORD(4096)) != 1) {}
+  EXPECT(READ(WORD(0)) == 100 + a.peer);  // CHECK weak
+  gin.flush();
+}
+
+// An add that doesn't fit in the put's own request.
+KERNEL(strong_big_add_of_the_next_put) {
+  ONE_THREAD(0);
+  FILL(1024);
+  gin.put(a.peer, a.window, 0, a.window, 1024, 64, FIX(SignalAdd{0, 1 << 20}) BUG(None{}));  // CHECK weak
+  BUG(gin.putValue(a.peer, a.window, 2048, 1u, SignalAdd{0, 1 << 20});)
+  gin.waitSignal(0, 1 << 20);
+  EXPECT(READ(WORD(0)) == 100 + a.peer);  // CHECK weak
+  gin.flush();
+}

@@ -194,6 +194,7 @@ impl<'a> Pass<'a> {
         }
         let mut facts = Facts::default();
         facts.complete(request);
+        self.run.covered.get(&request).into_iter().flatten().for_each(|covered| facts.complete(*covered));
         if let Some(known) = self.known(request) {
             facts.join(&known.base);
             let mut clock = known.clock.clone();

@@ -171,6 +171,8 @@ pub struct Run {
     signals: Vec<(u64, Range, u32)>,
     /// The requests that raise a signal.
     pub raising: BTreeSet<usize>,
+    /// The requests that a signal's own request comes with, because one call posted them before it.
+    pub covered: HashMap<usize, Vec<usize>>,
     /// Resets of words: when, and the count.
     resets: HashMap<(usize, u64), Vec<(u64, u64)>>,
     /// The races inside launches.
@@ -233,6 +235,7 @@ impl Run {
             run.raises.entry(word).or_default().push(Raise { request, ..raise });
         }
         run.match_posts();
+        run.find_covered();
         run.find_resets();
         run
     }
@@ -435,6 +438,24 @@ impl Run {
             let slot = queue.ring + request.index % queue.slots.max(1) * queue.slot_bytes;
             let found = slots.get(&(request.process, slot / 64)).into_iter().flatten().rev();
             request.post = found.copied().find(|&at| self.moments[at].time <= request.taken);
+        }
+    }
+
+    /// Finds the requests that the signal of the same call covers: one whose signal is a request of its own posts that
+    /// last.
+    fn find_covered(&mut self) {
+        let mut posted: Vec<_> =
+            self.requests.iter().enumerate().filter_map(|(at, request)| Some((request.post?, at))).collect();
+        posted.sort_unstable();
+        let mut calls: HashMap<_, Vec<usize>> = HashMap::new();
+        for (post, at) in posted {
+            let (Moment { launch, key, place, .. }, request) = (&self.moments[post], &self.requests[at]);
+            let earlier = calls.entry((*launch, *key, *place)).or_default();
+            if !self.raising.contains(&at) {
+                earlier.push(at);
+            } else if request.bytes == 0 || request.operation == Operation::Send {
+                self.covered.insert(at, std::mem::take(earlier));
+            }
         }
     }
 
