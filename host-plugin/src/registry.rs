@@ -5,7 +5,7 @@
 #![allow(unsafe_code)]
 
 use crate::fault::{ErrorCounters, FailureFlag};
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::any::Any;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -232,10 +232,6 @@ impl Slot {
     }
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock()
-}
-
 /// The slots that [`insert`] can take.
 struct Free {
     slots: Vec<usize>,
@@ -297,7 +293,7 @@ fn new_block() -> Box<[Slot; BLOCK]> {
 
 /// Takes a free slot for a new handle.
 fn take_slot(kind: Kind) -> Option<(&'static Slot, *mut c_void)> {
-    let mut free = lock(&FREE);
+    let mut free = FREE.lock();
     let place = match free.slots.pop() {
         Some(place) => place,
         None if free.next < PLACES => {
@@ -315,7 +311,7 @@ fn take_slot(kind: Kind) -> Option<(&'static Slot, *mut c_void)> {
 
 /// Makes the slot of a closed handle free.
 fn free(handle: *const c_void) {
-    let mut free = lock(&FREE);
+    let mut free = FREE.lock();
     free.slots.push(place(handle));
     if free.slots.len() == free.next {
         OWNER.store(0, Ordering::Relaxed);
@@ -325,7 +321,7 @@ fn free(handle: *const c_void) {
 /// Creates a handle for an object that several threads may use; returns `None` if a million handles are open.
 pub fn insert<T: Any + Send + Sync>(kind: Kind, object: Arc<T>) -> Option<*mut c_void> {
     let (slot, handle) = take_slot(kind)?;
-    *lock(&slot.shared) = Some(object);
+    *slot.shared.lock() = Some(object);
     slot.open(handle);
     Some(handle)
 }
@@ -358,14 +354,14 @@ pub fn with_tag<T: Owned, R>(of: u64, body: impl FnOnce(*mut c_void, &mut T) -> 
 /// Returns the object behind a handle from [`insert`].
 pub fn get<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Arc<T>, HandleError> {
     let slot = slot_of(handle, kind)?;
-    let object = lock(&slot.shared).clone().filter(|_| slot.has(handle));
+    let object = slot.shared.lock().clone().filter(|_| slot.has(handle));
     object.and_then(|object| object.downcast().ok()).ok_or_else(|| refusal(handle, kind))
 }
 
 /// Closes a handle from [`insert`] and returns its object. If several threads close a handle, one of them succeeds.
 pub fn remove<T: Any + Send + Sync>(handle: *const c_void, kind: Kind) -> Result<Arc<T>, HandleError> {
     let slot = slot_of(handle, kind)?;
-    let mut open = lock(&slot.shared);
+    let mut open = slot.shared.lock();
     let object = open.take_if(|object| slot.has(handle) && (**object).is::<T>());
     let object = object.ok_or_else(|| refusal(handle, kind))?;
     slot.close();
@@ -401,7 +397,7 @@ pub fn tag(handle: *const c_void) -> u64 {
 pub fn set_error_counters(handle: *const c_void, counters: ErrorCounters) -> Result<(), HandleError> {
     let slot = slot_of(handle, Kind::Context)?;
     // `remove` takes the same lock, so the handle stays open until the counters are set.
-    let _open = lock(&slot.shared);
+    let _open = slot.shared.lock();
     if !slot.has(handle) {
         return Err(refusal(handle, Kind::Context));
     }

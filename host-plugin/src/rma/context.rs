@@ -11,7 +11,7 @@ use crate::trace;
 use ferrogin_ffi::rma::RmaConfigV14;
 use ferrogin_libfabric::bindings;
 use ferrogin_rendezvous::ring::Step;
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 use std::collections::BTreeSet;
 use std::ffi::{c_int, c_void};
 use std::sync::Arc;
@@ -43,22 +43,18 @@ struct Retired {
 pub struct RetiredContexts(Mutex<Vec<Retired>>);
 
 impl RetiredContexts {
-    fn lock(&self) -> MutexGuard<'_, Vec<Retired>> {
-        self.0.lock()
-    }
-
     fn numbers(&self) -> Vec<u32> {
-        self.lock().iter().map(|retired| retired.number).collect()
+        self.0.lock().iter().map(|retired| retired.number).collect()
     }
 
     /// Closes the endpoints of contexts that all ranks have destroyed.
     fn close(&self, peers: &[Peer]) {
-        self.lock().retain(|one| !peers.iter().all(|peer| peer.retired.contains(&one.number)));
+        self.0.lock().retain(|one| !peers.iter().all(|peer| peer.retired.contains(&one.number)));
     }
 
     /// Closes all endpoints.
     pub fn close_all(&self) {
-        self.lock().clear();
+        self.0.lock().clear();
     }
 }
 
@@ -154,7 +150,7 @@ impl Context {
     pub fn destroy(self) {
         let _span = trace::span("RMA destroyContext", self.engine.ranks.rank);
         let retired = Retired { number: self.number, _lanes: self.engine.retire() };
-        self.retired.lock().push(retired);
+        self.retired.0.lock().push(retired);
     }
 }
 

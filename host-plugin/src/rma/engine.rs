@@ -35,7 +35,7 @@ const CHECK_INTERVAL: u32 = 32;
 /// How long `destroyContext` waits. The software card reports a silent peer after 5 s, and that error says more.
 pub(super) const DRAIN_LIMIT: Duration = Duration::from_secs(7);
 
-/// A put or get with checked arguments.
+/// A put or get with checked arguments, or a part of one.
 #[derive(Clone, Copy)]
 pub struct Transfer<'a> {
     /// This rank's memory and the peer's, and the peer's part of it; `None` if there are no bytes.
@@ -46,16 +46,6 @@ pub struct Transfer<'a> {
     pub size: u64,
     /// NCCL has another operation for this peer right behind this one.
     pub more_follows: bool,
-}
-
-/// What one write or read carries.
-#[derive(Clone, Copy)]
-struct Part<'a> {
-    near: &'a Arc<Memory>,
-    peer: &'a Peer,
-    offsets: [u64; 2],
-    size: u64,
-    more_follows: bool,
 }
 
 /// A signal with checked arguments.
@@ -116,6 +106,8 @@ pub struct Engine {
     lanes: Vec<Lane>,
     /// Most bytes that one write or read can carry, whichever the rail.
     part_max: u64,
+    /// Size up to which a transfer is one write or read.
+    whole_max: u64,
     /// See [`Ranks::keep_order`].
     keeps_order: bool,
     /// The rail for the next operation.
@@ -152,8 +144,10 @@ impl Engine {
         // The ring and the cards find lost ranks within the timeout, and know them from ranks that wait for one.
         let limit = if ranks.isolation.is_some() { 2 * ranks.timeout } else { ranks.timeout };
         let waits = Waits::new(nranks, limit, Instant::now());
+        let part_max = ranks.rails.iter().map(|rail| rail.part_max() as u64).min().unwrap_or(1);
         Self {
-            part_max: ranks.rails.iter().map(|rail| rail.part_max() as u64).min().unwrap_or(1),
+            part_max,
+            whole_max: if lanes.len() > 1 { part_max.min(SPREAD - 1) } else { part_max },
             keeps_order: ranks.keep_order(),
             _metrics: ranks.metrics.as_ref().map(|metrics| {
                 let cards = ranks.rails.iter().map(Rail::name);
@@ -247,7 +241,7 @@ impl Engine {
         let request = self.done(stream.peer)?;
         let started = match signal {
             Some(signal) => self.signal(stream, transfer, signal, request),
-            None => self.parts(stream, transfer, access, request, self.part(transfer.size)),
+            None => self.parts(stream, transfer, access, request),
         };
         started.map(|()| request).map_err(|error| self.fail(error))
     }
@@ -265,45 +259,23 @@ impl Engine {
         rail
     }
 
-    /// Returns the part size for a transfer of `size` bytes.
-    fn part(&self, size: u64) -> u64 {
-        let rails = self.lanes.len() as u64;
-        let share = if rails > 1 && size >= SPREAD { size.div_ceil(rails).next_multiple_of(64) } else { size };
-        share.min(self.part_max)
-    }
-
-    /// Posts a transfer in parts of at most `part` bytes, on one rail after the other.
+    /// Posts a transfer, in parts if it's large, on one rail after the other.
     #[inline(always)]
-    fn parts(
-        &mut self,
-        stream: StreamId,
-        transfer: Transfer<'_>,
-        access: Access,
-        request: Request,
-        part: u64,
-    ) -> DataResult<()> {
-        let Transfer { ends, offsets, size, more_follows } = transfer;
-        let Some((near, _, peer)) = ends else { return Ok(()) };
-        let whole = || Part { near, peer, offsets, size, more_follows };
-        if size > part {
-            return self.split(stream, whole(), access, request, part);
+    fn parts(&mut self, stream: StreamId, transfer: Transfer<'_>, access: Access, request: Request) -> DataResult<()> {
+        if transfer.size > self.whole_max {
+            return self.split(stream, transfer, access, request);
         }
-        self.post_part(stream, whole(), access, request, false)
+        self.post_part(stream, transfer, access, request, false)
     }
 
     #[inline(never)]
-    fn split(
-        &mut self,
-        stream: StreamId,
-        whole: Part<'_>,
-        access: Access,
-        request: Request,
-        part: u64,
-    ) -> DataResult<()> {
+    fn split(&mut self, stream: StreamId, whole: Transfer<'_>, access: Access, request: Request) -> DataResult<()> {
+        let share = whole.size.div_ceil(self.lanes.len() as u64).next_multiple_of(64);
+        let part = share.min(self.part_max);
         (0..whole.size).step_by(part as usize).try_for_each(|offset| {
             let size = part.min(whole.size - offset);
             let offsets = whole.offsets.map(|first| first + offset);
-            self.post_part(stream, Part { offsets, size, ..whole }, access, request, whole.size == NCCL_PART)
+            self.post_part(stream, Transfer { offsets, size, ..whole }, access, request, whole.size == NCCL_PART)
         })
     }
 
@@ -311,12 +283,13 @@ impl Engine {
     fn post_part(
         &mut self,
         stream: StreamId,
-        part: Part<'_>,
+        part: Transfer<'_>,
         access: Access,
         request: Request,
         is_in_parts: bool,
     ) -> DataResult<()> {
-        let Part { near, peer, offsets: [near_offset, far_offset], size, more_follows } = part;
+        let Transfer { ends, offsets: [near_offset, far_offset], size, more_follows } = part;
+        let Some((near, _, peer)) = ends else { return Ok(()) };
         let rail = self.next_rail();
         self.add_part(request, stream.peer);
         // If order is kept, no signal waits for a put.
@@ -388,8 +361,7 @@ impl Engine {
         // The immediate data of a single write announces its landing. If there are several, this rank waits for their
         // completions. If order is kept, the message announces it: the tcp of libfabric 1.17 crashes if an endpoint is
         // closed while a write with immediate data arrives (docs/found-elsewhere.md).
-        let part = self.part(put.size);
-        let is_one = put.size > 0 && put.size <= part && !keeps_order;
+        let is_one = (1..=self.whole_max).contains(&put.size) && !keeps_order;
         let outbound = self.outbound(stream);
         let waits = outbound.stream.follows_puts(signal.word.strong, is_one) && !keeps_order;
         let name = match (signal.value, is_one && !(waits && outbound.stream.has_puts())) {
@@ -406,7 +378,7 @@ impl Engine {
         // The message shares the write's doorbell.
         let more_follows = put.more_follows;
         let shares = if known > 0 { more_follows } else { is_one || keeps_order };
-        self.parts(stream, Transfer { more_follows: shares, ..put }, access, request, part)?;
+        self.parts(stream, Transfer { more_follows: shares, ..put }, access, request)?;
         if known > 0 {
             return Ok(());
         }

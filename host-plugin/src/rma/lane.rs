@@ -138,8 +138,8 @@ struct Operation {
     access: Access,
     /// `None` while the place is free.
     note: Option<Note>,
-    /// The number of the memory that has its bytes, which its owner knows until it calls [`Lane::keep`].
-    memory: Option<u32>,
+    /// The memory that has its bytes, which its owner holds until it calls [`Lane::keep`]; or null.
+    memory: *const Memory,
     kept: Option<Arc<Memory>>,
     /// The next free place.
     next: usize,
@@ -236,7 +236,7 @@ impl Lane {
         let contexts: Box<[Context<usize>]> = (0..depth + receives).map(Context::new).collect();
         let free = |(next, context): (usize, &Context<usize>)| {
             let context = context.as_ptr();
-            Operation { context, access: Access::Write, note: None, memory: None, kept: None, next }
+            Operation { context, access: Access::Write, note: None, memory: ptr::null(), kept: None, next }
         };
         let mut this = Self {
             endpoint,
@@ -384,8 +384,8 @@ impl Lane {
         }
         (operation.access, operation.note) = (access, Some(note));
         operation.memory = match local {
-            Local::Memory(memory, _) => Some(memory.number),
-            Local::Bytes(_) => None,
+            Local::Memory(memory, _) => Arc::as_ptr(memory),
+            Local::Bytes(_) => ptr::null(),
         };
         self.free = operation.next;
         self.room -= 1;
@@ -475,7 +475,7 @@ impl Lane {
 
     /// Keeps memory registered until the operations in flight that use it have completed.
     pub fn keep(&mut self, memory: &Arc<Memory>) {
-        for operation in self.operations.iter_mut().filter(|operation| operation.memory == Some(memory.number)) {
+        for operation in self.operations.iter_mut().filter(|operation| operation.memory == Arc::as_ptr(memory)) {
             operation.kept = operation.note.map(|_| memory.clone());
         }
     }

@@ -61,7 +61,7 @@ impl Peer {
     /// Returns whether `size` bytes at `offset` are inside.
     #[inline(always)]
     pub fn has(&self, offset: u64, size: u64) -> bool {
-        size <= self.size.saturating_sub(offset)
+        size <= self.size && offset <= self.size - size
     }
 
     /// Returns the address of the 8-byte word at `offset`, if it is inside and aligned.
