@@ -266,3 +266,20 @@ impl Ranks {
         self.lost.get().copied().map(Gone::Lost).or_else(|| under_way.find(closed).map(Gone::Closed))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_isolate_peers_if_the_provider_tells_a_lost_one() {
+        let isolates = |provider: &str, policy: &str| {
+            let settings = [("FERROGIN_PROVIDER", provider), ("FERROGIN_ON_PEER_FAILURE", policy)];
+            let value = |name: &str| settings.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).into());
+            isolates(&Config::from_lookup(value).expect("settings"), 0)
+        };
+        for (provider, can) in [("efa", true), ("softefa", true), ("tcp", true), ("verbs", false)] {
+            assert_eq!([isolates(provider, "isolate"), isolates(provider, "abort")], [can, false], "{provider}");
+        }
+    }
+}

@@ -184,17 +184,23 @@ fn memory_that_a_put_named_is_refused_once_deregistered() {
 }
 
 #[test]
-fn memory_stays_registered_for_puts_in_flight() {
-    rma_alone("memory_stays_registered_for_puts_in_flight", &[vec![]], 16, |plugin| {
+fn memory_stays_registered_for_puts_under_way() {
+    // The card reads a put's bytes long after the post.
+    let slow = vec![("SOFTEFA_FAULTS", "delay_us=20000..20001")];
+    rma_alone("memory_stays_registered_for_puts_under_way", &[slow], 16, |plugin| {
         ranks(&plugin, 1, move |comm| {
-            const SIZE: usize = 1 << 20;
-            let (source, target) = (register(&comm, SIZE), register(&comm, SIZE));
-            let context = comm.create_context(1).expect("a context");
-            let put = |_| context.put(transfer(0, source.at(0), target.at(0), SIZE), None).expect("a put");
-            let puts = (0..256).map(put).collect();
-            let _bytes = source.memory().clone();
-            drop(source);
-            finish(&context, puts);
+            // Fewer puts than a card has room for, more, and more signals than a stream's window.
+            for (count, has_signal) in [(256, false), (600, false), (300, true)] {
+                let (source, target) = (register(&comm, 8), register(&comm, 16));
+                let context = comm.create_context(1).expect("a context");
+                let signal = Signal { word: target.at(8), value: 1, strong: true };
+                let put = transfer(0, source.at(0), target.at(0), 8);
+                let put = |_| context.put(put, has_signal.then_some(signal)).expect("a put");
+                let puts = (0..count).map(put).collect();
+                let _bytes = source.memory().clone();
+                drop(source);
+                finish(&context, puts);
+            }
         });
     });
 }
