@@ -275,11 +275,11 @@ impl Ring {
             }
             // A neighbour that made another call sent its block before it gave up, and the block says more.
             arrived?;
-            self.check_complete(step)?;
             let written = self.next.as_mut().is_none_or(Stream::flush);
             if received == n - 1 && written {
                 return Ok(blocks);
             }
+            self.check_complete(step)?;
             if let Some(end) = self.prev.as_ref().and_then(Stream::ended).filter(|_| received < n - 1) {
                 return Err(self.closed(prev, step, end));
             }

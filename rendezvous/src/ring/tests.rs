@@ -710,6 +710,19 @@ fn rank_that_ends_during_a_call_ends_the_call_on_all_ranks_that_go_on() {
     run_until_all_know(&mut rings, &[(1, Departure::Lost)]);
 }
 
+/// Rank 1 has made the call and closed before rank 0 reads what it sent.
+#[test]
+fn call_that_all_ranks_have_made_succeeds_though_one_has_gone() {
+    let [mut first, mut second] = <[_; 2]>::try_from(rings_that_go_on(2)).unwrap().map(Option::unwrap);
+    let block = Frame::new(FrameKind::Block, Step::Barrier as u16, first.sequence, 0);
+    first.next.as_mut().unwrap().send(block, &[0]);
+    assert_eq!(second.allgather(Step::Barrier, Some(&[1])).unwrap(), [[0], [1]]);
+    drop(second);
+    assert_eq!(first.allgather(Step::Barrier, Some(&[0])).unwrap(), [[0], [1]]);
+    let error = first.allgather(Step::Barrier, Some(&[0])).unwrap_err();
+    assert!(matches!(error, RingError::Gone { rank: 1, .. }), "{error:?}");
+}
+
 /// Rank 1 says nothing for FERROGIN_TIMEOUT, while its streams stay open.
 #[test]
 fn rank_that_is_stopped_is_given_up() {
