@@ -15,7 +15,7 @@ use super::time_limits::{Wait, connect_limit};
 use crate::claim::Claim;
 use crate::dial::{Address, Dial};
 use crate::frame::{Frame, FrameKind};
-use crate::stream::{End, Stream};
+use crate::stream::Stream;
 use ferrogin_ffi::nccl::HANDLE_MAXSIZE;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -79,10 +79,10 @@ impl Ring {
 
     /// Records that a rank has gone, and tells the neighbours if that's news.
     pub(super) fn learn(&mut self, rank: usize, departure: Departure, now: Instant) {
+        let Some(survivors) = &mut self.survivors else { return };
         if rank == self.rank {
             self.failed = Some(rank);
         }
-        let Some(survivors) = &mut self.survivors else { return };
         let is_known =
             survivors.gone.get(&rank).is_some_and(|(known, _)| *known == Departure::Lost || *known == departure);
         if rank >= survivors.handles.len() || is_known {
@@ -102,9 +102,7 @@ impl Ring {
             FrameKind::Left => Departure::Closed,
             _ => return false,
         };
-        if self.survivors.is_some() {
-            self.learn(head.origin as usize, departure, now);
-        }
+        self.learn(head.origin as usize, departure, now);
         self.survivors.is_some()
     }
 
@@ -127,11 +125,10 @@ impl Ring {
         let heard = self.prev.as_ref().map(Stream::heard);
         let is_silent = heard.is_some() && survivors.silence.silence(now, heard) >= self.timeout;
         for (side, rank) in [(Side::Next, next), (Side::Prev, prev)] {
-            let Some(end) = self.stream(side).and_then(|stream| stream.ended()) else { continue };
+            let has_ended = self.stream(side).is_some_and(|stream| stream.ended().is_some());
             // One that closed its communicator has said so.
-            let departure = if *end == End::Left { Departure::Closed } else { Departure::Lost };
-            if !self.has_gone(rank) {
-                self.learn(rank, departure, now);
+            if has_ended && !self.has_gone(rank) {
+                self.learn(rank, Departure::Lost, now);
             }
         }
         if is_silent {
@@ -141,12 +138,7 @@ impl Ring {
             self.prev = None;
         }
         self.accept(now)?;
-        self.call(now)?;
-        // What the sockets didn't take before.
-        for stream in [&mut self.prev, &mut self.next].into_iter().flatten() {
-            stream.flush();
-        }
-        Ok(())
+        self.call(now)
     }
 
     fn has_gone(&self, rank: usize) -> bool {
@@ -178,13 +170,8 @@ impl Ring {
         }
         let is_prev = self.prev_rank() == from && self.prev.is_none();
         let Some(survivors) = &mut self.survivors else { return Ok(()) };
-        if stream.ended().is_some() || survivors.has_gone(from) {
-            return Ok(());
-        }
         if is_prev {
-            (survivors.neighbours[1], survivors.silence) = (from, Wait::new(now));
-            // Some may have gone since it connected.
-            survivors.news().for_each(|frame| stream.queue(frame, &[]));
+            survivors.neighbours[1] = from;
             self.prev = Some(stream);
         } else {
             survivors.candidate = Some((from, stream));

@@ -664,7 +664,75 @@ fn ring_closes_up_around_ranks_that_end_and_all_learn_it() {
         }
         let survivor = rings.iter_mut().flatten().next().unwrap();
         let error = survivor.allgather(Step::Barrier, Some(&[])).unwrap_err();
-        assert!(matches!(error, RingError::Gone { .. }), "{n}: {error:?}");
+        // The first one, if they went one by one.
+        let first = steps[0].iter().any(|(first, _)| error.failed_rank() == Some(*first));
+        assert!(first && matches!(error, RingError::Gone { .. }), "{n}: {error:?}");
+    }
+}
+
+/// Returns which ranks have gone, and how, as far as this one knows.
+fn gone(ring: &Ring) -> Vec<(usize, Departure)> {
+    ring.survivors.as_ref().unwrap().gone.iter().map(|(rank, (departure, _))| (*rank, *departure)).collect()
+}
+
+#[test]
+fn ranks_that_refuse_or_do_not_answer_a_call_have_gone() {
+    use Departure::{Closed, Lost};
+    let mut rings = rings_that_go_on(5);
+    [1, 2].into_iter().for_each(|rank| end(rings[rank].take()));
+    let mut ring = rings[0].take().unwrap();
+    wait_until("a refused call", || {
+        ring.departures(std::iter::empty(), Instant::now()).unwrap();
+        gone(&ring) == [(1, Lost), (2, Closed)]
+    });
+    // Rank 3 listens, but is stopped.
+    let mut now = Instant::now();
+    wait_until("the end of rank 3's time", || {
+        now += ALIVE_EVERY;
+        ring.departures(std::iter::empty(), now).unwrap();
+        gone(&ring) == [(1, Lost), (2, Closed), (3, Lost)]
+    });
+}
+
+/// Ranks 1 and 3 are stopped, and only rank 0 knows that rank 1 is lost.
+#[test]
+fn new_previous_rank_tells_which_ranks_have_gone() {
+    let mut rings = rings_that_go_on(4);
+    let [mut first, mut second] = [0, 2].map(|rank| rings[rank].take().unwrap());
+    let began = Instant::now();
+    wait_until("a new previous rank", || {
+        first.departures([1].into_iter(), Instant::now()).unwrap();
+        // To rank 2, rank 1 isn't silent for long.
+        second.departures(std::iter::empty(), began).unwrap();
+        second.prev.is_some() && second.survivors.as_ref().unwrap().neighbours == [3, 0]
+    });
+    assert_eq!(gone(&second), [(1, Departure::Lost)]);
+}
+
+#[test]
+fn call_with_a_wrong_claim_is_dropped() {
+    let mut rings = rings_that_go_on(3);
+    let ring = rings[0].as_mut().unwrap();
+    let Handle { secret, addresses } = ring.survivors.as_ref().unwrap().handles[0].clone();
+    let right = Claim { rank: 2, nranks: 3, called: 0 };
+    for claim in [
+        Claim { rank: 0, ..right },
+        Claim { rank: 3, ..right },
+        Claim { nranks: 4, ..right },
+        Claim { called: 1, ..right },
+    ] {
+        let addresses = addresses.iter().copied().map(Address::Tcp).collect();
+        let mut dial = Dial::new(addresses, DOMAIN, secret, claim);
+        let mut stream = wait_for("the connection", || {
+            ring.departures(std::iter::empty(), Instant::now()).unwrap();
+            dial.poll(Instant::now()).unwrap()
+        });
+        wait_until("its end", || {
+            ring.departures(std::iter::empty(), Instant::now()).unwrap();
+            assert!(ring.survivors.as_ref().unwrap().candidate.is_none(), "{claim:?}");
+            stream.fill(Instant::now());
+            stream.ended().is_some()
+        });
     }
 }
 
