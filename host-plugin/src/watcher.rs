@@ -246,7 +246,12 @@ impl RingWatch {
         self.next = Some(now + NEWS_INTERVAL);
         match ring.departures(self.lost_ranks.all().into_iter(), now) {
             Ok(gone) => {
-                gone.into_iter().for_each(|(rank, departure)| self.lost_ranks.add(rank, || gone_text(departure)))
+                for (rank, departure) in gone {
+                    if departure == Departure::Lost {
+                        let _ = self.lost.set(rank);
+                    }
+                    self.lost_ranks.add(rank, || gone_text(departure));
+                }
             }
             Err(error) => self.lost_ranks.give_up(error.to_string()),
         }
@@ -617,8 +622,8 @@ pub fn watch(watch: Watch) -> Result<Guard, Error> {
     add(|table, id| drop(table.watches.insert(id, watch)))
 }
 
-/// Starts checking a communicator's ring, between its collective calls, and reports a lost rank in `lost`, or all that
-/// are lost in `lost_ranks` if the ring goes on. The caller drops the guard before the ring.
+/// Starts checking a communicator's ring, between its collective calls, and reports a lost rank in `lost` and, if the
+/// ring goes on, all that have gone in `lost_ranks`. The caller drops the guard before the ring.
 ///
 /// # Errors
 /// The thread doesn't start.

@@ -4,8 +4,9 @@
 use crate::common::{alone, dist, is_child, job, ranks, text, this_test};
 use ferrogin::device::capi::*;
 use ferrogin::device::{Action, Context, Flags, Status};
-use ferrogin::{Comm, ContextOptions, Memory, Options};
+use ferrogin::{Comm, ContextOptions, Memory, Options, PeerFailure};
 use ferrogin_ffi::ext::ContextExt;
+use ferrogin_test_support::wait::wait_until;
 use std::ffi::CStr;
 use std::ptr::null_mut;
 use std::time::Duration;
@@ -164,16 +165,29 @@ fn device_calls_of_forked_child_are_refused() {
     });
 }
 
-/// A wait without a limit ends when the process that it waits for dies.
+/// For a process's environment: the context is alone in its communicator, or another one isolates peers and the peer is
+/// killed or closes.
+const HOW: &str = "FERROGIN_TEST_HOW";
+
+/// A wait without a limit ends when the process that it waits for dies, though not if that one closes.
 #[test]
 fn wait_ends_when_a_peer_is_killed() {
     let test = "wait_ends_when_a_peer_is_killed";
     if is_child(test) {
         let comm = Comm::from_env(&Options::default()).expect("a communicator");
         let context = comm.context(&options(Some(Duration::ZERO))).expect("a context");
+        let isolating = ContextOptions { on_peer_failure: Some(PeerFailure::Isolate), ..options(None) };
+        let end = std::env::var(HOW).expect("a setting of the test");
+        let other = (end != "alone").then(|| comm.context(&isolating).expect("another context"));
         comm.barrier().expect("a barrier");
-        if comm.rank() == 1 {
-            std::process::abort();
+        match (comm.rank(), &*end) {
+            (1, "closed") => return,
+            (1, _) => std::process::abort(),
+            (_, "closed") => {
+                wait_until("the close", || other.as_ref().is_some_and(|other| other.lost_ranks() == [1]));
+                return context.check().expect("no failure");
+            }
+            _ => {}
         }
         let status = context.device(0).expect("CPU threads").wait_signal(0, 1);
         assert_eq!(status, Err(Status::Aborted));
@@ -181,10 +195,17 @@ fn wait_ends_when_a_peer_is_killed() {
         return;
     }
     let Some(dist) = dist(test) else { return };
-    let outputs = job(test, 2, |_| this_test(test, &dist));
-    let waited = text(&outputs[0]);
-    assert!(outputs[0].status.success() && waited.contains("1 passed"), "{waited}");
-    assert!(waited.contains("rank 0: rank 1 ended without closing its communicator"), "{waited}");
+    for how in ["alone", "killed", "closed"] {
+        let outputs = job(test, 2, |_| {
+            let mut command = this_test(test, &dist);
+            command.env(HOW, how);
+            command
+        });
+        let waited = text(&outputs[0]);
+        assert!(outputs[0].status.success() && waited.contains("1 passed"), "{how}: {waited}");
+        let is_lost = waited.contains("rank 0: rank 1 ended without closing its communicator");
+        assert_eq!(is_lost, how != "closed", "{how}: {waited}");
+    }
 }
 
 /// If many requests have the same mistake, only some are printed, but all are counted.

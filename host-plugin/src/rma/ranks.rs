@@ -243,9 +243,9 @@ impl Ranks {
         blamed
     }
 
-    /// Returns whether a rank has ended without closing the communicator.
+    /// Returns whether a rank has ended without closing the communicator, and all requests with it.
     pub fn has_lost_rank(&self) -> bool {
-        self.lost.get().is_some()
+        self.isolation.is_none() && self.lost.get().is_some()
     }
 
     /// Tells the other ranks why this one closes its communicator, if it's because of one of them.
