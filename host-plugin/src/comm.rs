@@ -73,8 +73,8 @@ pub struct CollComm {
     pub(crate) lost: LostRank,
     /// Ranks that contexts with isolated peers go on without.
     pub(crate) lost_ranks: Arc<LostRanks>,
-    /// What neighbours connect to in a ring that goes on without ranks that go, once there is one, with its handle.
-    ring_listener: Mutex<Option<([u8; HANDLE_MAXSIZE], Listener)>>,
+    /// What neighbours will connect to in a ring that goes on without ranks that go.
+    ring_listener: Mutex<Option<Listener>>,
 }
 
 /// Each rank's block in `connect`'s allgather.
@@ -160,12 +160,7 @@ impl CollComm {
     /// # Errors
     /// There is no port to listen on.
     pub fn ring_handle(&self) -> Result<[u8; HANDLE_MAXSIZE], Error> {
-        let mut listener = self.ring_listener.lock();
-        if let Some((handle, _)) = &*listener {
-            return Ok(*handle);
-        }
-        let opened = Listener::open()?;
-        Ok(listener.insert((opened.handle(), opened)).0)
+        Ok(self.ring_listener.lock().insert(Listener::open()?).handle())
     }
 
     /// Lets the ring go on without ranks that go. `handles` are all ranks' [`ring_handle`](Self::ring_handle)s.
@@ -173,9 +168,9 @@ impl CollComm {
     /// # Errors
     /// A handle is invalid.
     pub fn go_on(&self, handles: &[[u8; HANDLE_MAXSIZE]]) -> Result<(), Error> {
-        let (mut ring, listener) = (self.ring.lock(), self.ring_listener.lock());
-        if let Some((_, listener)) = listener.as_ref().filter(|_| !ring.goes_on()) {
-            ring.go_on_without(listener, handles)?;
+        let (mut ring, listener) = (self.ring.lock(), self.ring_listener.lock().take());
+        if let Some(listener) = listener.filter(|_| !ring.goes_on()) {
+            ring.go_on_without(&listener, handles)?;
         }
         Ok(())
     }

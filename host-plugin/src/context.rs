@@ -104,7 +104,7 @@ impl Context {
     pub fn create(coll: &Arc<CollComm>, shape: &Shape) -> Result<Self, Error> {
         let mut span = trace::span("createContext", coll.rank);
         let shape = &Shape {
-            isolates: shape.isolates && can_isolate(coll),
+            isolates: shape.isolates && can_isolate(coll.rank, coll.nranks),
             ..shape.in_job(coll.nranks, coll.plugin.config.signals)?
         };
         let (mut context, all) = coll.agree(Step::CreateContext, Self::build(coll, shape), |(_, own)| own.emit())?;
@@ -391,14 +391,9 @@ impl Context {
         for ((one, cursors), starts) in self.contexts.iter().zip(&self.cursors).zip(&self.starts) {
             for ((endpoint, cursors), start) in one.endpoints.iter().zip(cursors).zip(starts) {
                 // Read the count first, so that it isn't ahead of the cursor. Both wrap at 2^31.
-                let completed = endpoint.completed(&*self.memory.card)? as u32;
-                let failures = match &self.isolation {
-                    Some(_) => endpoint.failures(&*self.memory.card, *start) as u32,
-                    None => 0,
-                };
-                let completed = completed.wrapping_add(failures);
+                let ended = endpoint.ended(&*self.memory.card, *start, self.isolation.is_some())?;
                 let posted = posts(&**block, *cursors)?.reserved();
-                outstanding += u64::from(posted.wrapping_sub(completed) & (u32::MAX >> 1));
+                outstanding += u64::from(posted.wrapping_sub(ended) & (u32::MAX >> 1));
             }
         }
         Ok(outstanding)
@@ -486,10 +481,9 @@ impl Context {
         let guard = watcher::watch(watch)?;
         *self.watch.lock() = Some(guard);
         // With isolation, only the watch tells a lost rank from a failure.
-        registry::set_error_counters(
-            handle,
-            if self.isolation.is_some() { ErrorCounters::Host(Vec::new()) } else { counters },
-        )?;
+        if self.isolation.is_none() {
+            registry::set_error_counters(handle, counters)?;
+        }
         Ok(())
     }
 
@@ -514,16 +508,15 @@ impl Drop for Context {
 }
 
 /// Returns whether peers can be isolated; otherwise logs why not, and a lost rank ends the contexts.
-fn can_isolate(coll: &CollComm) -> bool {
-    if coll.nranks <= RANKS_MAX {
-        return true;
+fn can_isolate(rank: usize, nranks: usize) -> bool {
+    let can = nranks <= RANKS_MAX;
+    if !can {
+        crate::warn!(
+            "rank {rank}: a lost rank will end this context, as with FERROGIN_ON_PEER_FAILURE=abort: requests cannot tell more than \
+             {RANKS_MAX} ranks apart"
+        );
     }
-    crate::warn!(
-        "rank {}: a lost rank will end this context, as with FERROGIN_ON_PEER_FAILURE=abort: requests cannot tell more than {RANKS_MAX} ranks \
-         apart",
-        coll.rank
-    );
-    false
+    can
 }
 
 /// Returns the function that waiting threads call to make the card progress: the provider's, if it offers one. A GPU
@@ -546,6 +539,11 @@ mod tests {
 
     extern "C" fn no_work(_: *mut c_void) -> bool {
         false
+    }
+
+    #[test]
+    fn peers_of_more_ranks_than_request_ids_tell_apart_are_not_isolated() {
+        assert_eq!([1, 1 << 15, (1 << 15) + 1].map(|nranks| can_isolate(0, nranks)), [true, true, false]);
     }
 
     #[test]

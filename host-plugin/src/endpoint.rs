@@ -289,27 +289,24 @@ impl Endpoint {
         memory.read(self.offsets.errors, &mut bytes).is_err() || u64::from_le_bytes(bytes) != start.errors
     }
 
-    /// Returns how many requests the card has completed in error.
-    pub fn failures(&self, memory: &dyn DeviceBuffer, start: Start) -> u64 {
-        let mut bytes = [0; 8];
-        let read = memory.read(self.offsets.errors, &mut bytes);
-        read.map_or(0, |()| u64::from_le_bytes(bytes).wrapping_sub(start.errors))
-    }
-
     /// Rings the doorbell for all requests below `count`, once no kernel uses the endpoint.
     pub fn ring(&self, count: u32) {
         // SAFETY: the queue pair keeps the doorbell mapped, and no other thread writes it.
         unsafe { arch::mmio_store_u32(self.sq.doorbell, count) };
     }
 
-    /// Returns the completion counter's value.
+    /// Returns how many requests have ended, modulo 2^31: the completed ones and, with isolation, the failed ones.
     ///
     /// # Errors
-    /// The device can't read the counter.
-    pub fn completed(&self, memory: &dyn DeviceBuffer) -> Result<u64, Error> {
-        let mut bytes = [0; 8];
-        memory.read(self.offsets.completed, &mut bytes)?;
-        Ok(u64::from_le_bytes(bytes))
+    /// The device can't read a counter.
+    pub fn ended(&self, memory: &dyn DeviceBuffer, start: Start, isolates: bool) -> Result<u32, Error> {
+        let read = |offset: usize| {
+            let mut bytes = [0; 8];
+            memory.read(offset, &mut bytes)?;
+            Ok::<_, Error>(u64::from_le_bytes(bytes))
+        };
+        let failed = if isolates { read(self.offsets.errors)?.wrapping_sub(start.errors) } else { 0 };
+        Ok(read(self.offsets.completed)?.wrapping_add(failed) as u32)
     }
 
     /// Returns this endpoint's description for kernels. `values` is the address of its value slots, or 0.

@@ -229,6 +229,18 @@ mod tests {
     }
 
     #[test]
+    fn errors_are_counted_across_the_wrap_of_the_counter() {
+        let word = AtomicU64::new((1 << 31) - 1);
+        // SAFETY: the word is aligned and outlives the counter.
+        let counter = unsafe { ErrorCounter::new(word.as_ptr()) };
+        let counts = [(1 << 31) - 1, 0, 5].map(|value| {
+            word.store(value, Ordering::Relaxed);
+            counter.count()
+        });
+        assert_eq!(counts, [0, 1, 6]);
+    }
+
+    #[test]
     fn counters_of_closed_context_are_not_read() {
         let (flag, latest, stop) = (FailureFlag::default(), AtomicU64::new(1), AtomicU64::new(0));
         std::thread::scope(|scope| {

@@ -17,7 +17,6 @@ use parking_lot::Mutex;
 use std::collections::{BTreeMap, BTreeSet};
 use std::mem::offset_of;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The most ranks that a request's id tells apart.
 pub const RANKS_MAX: usize = RANK_ID as usize;
@@ -26,8 +25,6 @@ pub const RANKS_MAX: usize = RANK_ID as usize;
 #[derive(Debug, Default)]
 pub struct LostRanks {
     ranks: Mutex<BTreeMap<usize, String>>,
-    /// The number of `ranks`, which only grows.
-    count: AtomicUsize,
     /// Why the other ranks go on without this one.
     given_up: Mutex<Option<String>>,
 }
@@ -35,9 +32,7 @@ pub struct LostRanks {
 impl LostRanks {
     /// Adds a rank, and how this one knows.
     pub fn add(&self, rank: usize, reason: impl FnOnce() -> String) {
-        let mut ranks = self.ranks.lock();
-        ranks.entry(rank).or_insert_with(reason);
-        self.count.store(ranks.len(), Ordering::Release);
+        self.ranks.lock().entry(rank).or_insert_with(reason);
     }
 
     /// Returns the ranks.
@@ -52,9 +47,6 @@ impl LostRanks {
 
     /// Returns the ranks that aren't among `known`.
     pub fn news(&self, known: &BTreeSet<usize>) -> Vec<(usize, String)> {
-        if self.count.load(Ordering::Acquire) == known.len() {
-            return Vec::new();
-        }
         let ranks = self.ranks.lock();
         ranks.iter().filter(|(rank, _)| !known.contains(rank)).map(|(rank, reason)| (*rank, reason.clone())).collect()
     }
@@ -117,7 +109,8 @@ const UPPER: usize = 4;
 
 /// The isolation of the peers of one `createContext`.
 pub struct Isolation {
-    lost: Arc<LostRanks>,
+    /// The lost ranks of the communicator.
+    pub lost: Arc<LostRanks>,
     nranks: usize,
     tables: Tables,
     state: Mutex<State>,
@@ -141,26 +134,6 @@ impl Isolation {
         let failures = vec![BTreeMap::new(); tables.losses.len()];
         let published = vec![Losses::new(0, 0); tables.losses.len()];
         Self { lost, nranks, tables, state: Mutex::new(State { failures, published, ..State::default() }) }
-    }
-
-    /// Returns what a failed request says about its peer.
-    pub fn judge(&self, status: u8, id: u16) -> Verdict {
-        judge(status, id, self.nranks)
-    }
-
-    /// Adds a lost rank for all contexts of the communicator.
-    pub fn add(&self, rank: usize, reason: impl FnOnce() -> String) {
-        self.lost.add(rank, reason);
-    }
-
-    /// Returns whether a rank is lost.
-    pub fn is_lost(&self, rank: usize) -> bool {
-        self.lost.reason(rank).is_some()
-    }
-
-    /// Returns why the other ranks go on without this one, if they do.
-    pub fn given_up(&self) -> Option<String> {
-        self.lost.given_up()
     }
 
     /// Counts a failed request to a lost rank.
@@ -200,11 +173,8 @@ impl Isolation {
 
     fn publish_counts(&self, state: &mut State) {
         for ((at, failures), published) in self.tables.losses.iter().zip(&state.failures).zip(&mut state.published) {
-            let count = |sum: u32, n: &u32| sum.wrapping_add(*n) & !Losses::ISOLATES;
-            let identified = failures.values().fold(0, count);
             let of_acknowledged = failures.iter().filter(|(rank, _)| state.acknowledged.contains(rank));
-            let acknowledged = of_acknowledged.map(|(_, n)| n).fold(0, count);
-            let losses = Losses::new(identified, acknowledged);
+            let losses = Losses::new(failures.values().sum(), of_acknowledged.map(|(_, n)| n).sum());
             if losses != *published {
                 *published = losses;
                 // Kernels may see one half before the other, as either only says that more is known.
@@ -249,6 +219,9 @@ mod tests {
     use super::*;
     use crate::device::cpu::CpuDevice;
     use crate::device::{Device, DeviceBuffer, Use};
+    use crate::kernel_words::tests::Gpu;
+    use ferrogin_ffi::ext::{STOP_ABORT, STOP_LOST};
+    use ferrogin_test_support::wait::wait_until;
 
     /// Memory with the targets of a context of three ranks, two for each, of which rank 0 lacks the second; then two
     /// endpoints' losses.
@@ -292,7 +265,7 @@ mod tests {
     fn loss_is_published_and_acknowledged() {
         let (memory, lost) = (Memory::new(), Arc::<LostRanks>::default());
         let isolation = memory.isolation(&lost);
-        assert_eq!((isolation.publish(), isolation.lost_ranks()), (vec![], vec![]));
+        assert_eq!((isolation.publish(), isolation.lost_ranks(), memory.1.is_lost()), (vec![], vec![], false));
         lost.add(0, || "first".to_owned());
         lost.add(0, || "second".to_owned());
         isolation.count(1, 0);
@@ -310,10 +283,36 @@ mod tests {
         assert_eq!(isolation.publish().len(), 1);
         assert_eq!(memory.losses(), [Losses::new(1, 0), Losses::new(2, 2)]);
         assert_eq!((memory.1.is_lost(), memory.marks()), (true, [1, 0, 1, 0, 0, 1]));
+        isolation.acknowledge(&[0]).unwrap();
+        assert!(memory.1.is_lost(), "the other loss is not acknowledged");
         memory.1.raise();
         isolation.acknowledge(&[2]).unwrap();
         assert!(memory.1.is_raised(), "an abort is for good");
         assert_eq!(isolation.counted(1), 2);
+    }
+
+    #[test]
+    fn tables_are_written_once_and_before_the_end_of_the_waits() {
+        const STOP: usize = 2048;
+        let (device, lost) = (CpuDevice::new(false), Arc::<LostRanks>::default());
+        let gpu = Gpu::new(&device, Arc::default());
+        let stop = Arc::new(StopWord::new(Arc::new(KernelWords::new(&device, gpu.clone(), STOP, 4)), STOP));
+        let (words, targets) = (stop.words_before(&device, gpu.clone()), vec![(0, vec![7, 7, 7])]);
+        let isolation =
+            Isolation::new(lost.clone(), 3, Tables { words, targets, losses: vec![LOSSES], stop: stop.clone() });
+        lost.add(1, || "it has ended".to_owned());
+        isolation.count(0, 1);
+        assert_eq!([(); 2].map(|()| isolation.publish().len()), [1, 0]);
+        isolation.acknowledge(&[1]).unwrap();
+        stop.raise();
+        wait_until("the last word", || gpu.written.lock().last() == Some(&(STOP, STOP_ABORT)));
+        let losses = |losses: Losses| [(LOSSES, losses.acknowledged), (LOSSES + 4, losses.identified)];
+        let mut expected = vec![(TARGET + UPPER, 7 | 1 << 31)];
+        expected.extend(losses(Losses::new(1, 0)));
+        expected.push((STOP, STOP_LOST));
+        expected.extend(losses(Losses::new(1, 1)));
+        expected.extend([(STOP, 0), (STOP, STOP_ABORT)]);
+        assert_eq!(*gpu.written.lock(), expected);
     }
 
     #[test]

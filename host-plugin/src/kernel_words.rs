@@ -109,7 +109,7 @@ impl StopWord {
 
     fn replace(&self, new: u32) {
         let mut value = self.value.lock();
-        if *value != STOP_ABORT && *value != new {
+        if *value != STOP_ABORT {
             *value = new;
             self.words.store(self.offset, new);
         }
@@ -122,7 +122,7 @@ impl StopWord {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::device::DmaBuf;
     use crate::device::Use;
@@ -172,9 +172,18 @@ mod tests {
     }
 
     /// Memory of a GPU whose driver is stuck while `driver` is locked.
-    struct Gpu {
+    pub struct Gpu {
         memory: Box<dyn DeviceBuffer>,
         driver: Arc<StdMutex<()>>,
+        /// Offset and value of each word that the driver has written.
+        pub written: Mutex<Vec<(usize, u32)>>,
+    }
+
+    impl Gpu {
+        pub fn new(device: &CpuDevice, driver: Arc<StdMutex<()>>) -> Arc<Self> {
+            let memory = device.allocate(4096, Use::Card).unwrap();
+            Arc::new(Self { memory, driver, written: Mutex::default() })
+        }
     }
 
     impl DeviceBuffer for Gpu {
@@ -196,7 +205,9 @@ mod tests {
 
         fn write(&self, offset: usize, bytes: &[MaybeUninit<u8>]) -> Result<(), DeviceError> {
             let _stuck = self.driver.lock().unwrap();
-            self.memory.write(offset, bytes)
+            self.memory.write(offset, bytes)?;
+            self.written.lock().push((offset, word(&*self.memory, offset)));
+            Ok(())
         }
 
         fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
@@ -210,9 +221,7 @@ mod tests {
     fn words_before_the_stop_word_are_written_first() {
         for is_mapped in [false, true] {
             let (device, driver) = (CpuDevice::new(false), Arc::new(StdMutex::new(())));
-            let [own, tables] = [Arc::default(), driver.clone()].map(|driver| -> Arc<dyn DeviceBuffer> {
-                Arc::new(Gpu { memory: device.allocate(64, Use::Card).unwrap(), driver })
-            });
+            let [own, tables] = [Arc::default(), driver.clone()].map(|driver| Gpu::new(&device, driver));
             let words = KernelWords::new(&device, own.clone(), 0, 4);
             // A CPU's memory is at its device address.
             let mapping = is_mapped.then(|| WordMapping { distance: 0, _mapped: Box::new(()) });
@@ -234,8 +243,7 @@ mod tests {
     #[test]
     fn stuck_driver_holds_up_neither_writer_nor_owner() {
         let (device, driver) = (CpuDevice::new(false), Arc::new(StdMutex::new(())));
-        let memory = device.allocate(64, Use::Card).unwrap();
-        let buffer: Arc<dyn DeviceBuffer> = Arc::new(Gpu { memory, driver: driver.clone() });
+        let buffer = Gpu::new(&device, driver.clone());
         let still_there = Arc::downgrade(&buffer);
         let stuck = driver.lock().unwrap();
         let stop = StopWord::new(Arc::new(KernelWords::new(&device, buffer, 0, 4)), 0);

@@ -372,9 +372,8 @@ impl Pulse {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel_words::StopWord;
     use crate::registry::{self, Kind};
-    use crate::watcher::{Output, Report, Watch};
+    use crate::watcher::{Report, Watch};
     use ferrogin_test_support::{child, wait::wait_until};
     use std::sync::mpsc::{Sender, channel};
 
@@ -410,22 +409,8 @@ mod tests {
     fn with_watched_context(body: impl FnOnce(&mut dyn FnMut(Instant) -> bool, Instant)) {
         let (handle, began) = (registry::insert(Kind::Context, Arc::new(())).unwrap(), Instant::now());
         let served = Arc::new(Served::new(None));
-        let mut watch = Watch {
-            handle: handle as usize,
-            rank: 0,
-            nranks: 2,
-            endpoints: Vec::new(),
-            targets: Vec::new(),
-            stop: StopWord::on_cpu(),
-            report: Report::Clean,
-            failure: None,
-            lost: None,
-            isolation: None,
-            acknowledges: false,
-            suspects: Vec::new(),
-            proxy: Some((Pulse::new(began), vec![served.clone()])),
-            output: Output::Log,
-        };
+        let mut watch = Watch::of(handle as usize, 2);
+        watch.proxy = Some((Pulse::new(began), vec![served.clone()]));
         let mut check = |now| {
             watch.round(now);
             let failed = registry::fault(handle, Kind::Context) == Ok(true);

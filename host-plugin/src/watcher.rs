@@ -12,7 +12,7 @@
 use crate::endpoint::Role;
 use crate::error::Error;
 use crate::fault::ErrorCounter;
-use crate::isolation::{Isolation, LostRanks, Verdict};
+use crate::isolation::{Isolation, LostRanks, Verdict, judge};
 use crate::kernel_words::StopWord;
 use crate::log::counted;
 use crate::signal_proxy::{Pulse, Served};
@@ -125,8 +125,12 @@ impl CqReader {
     fn failure(&self) -> Option<CdescCommon> {
         let failed = (0..=self.mask).map(|slot| self.entry(slot)).filter(|entry| entry.status != CompStatus::Ok.raw());
         // After a failure the card flushes requests, so any other status is the cause.
-        failed.min_by_key(|entry| entry.status == CompStatus::Flushed.raw())
+        failed.min_by_key(is_flushed)
     }
+}
+
+fn is_flushed(entry: &CdescCommon) -> bool {
+    entry.status == CompStatus::Flushed.raw()
 }
 
 /// A send ring in host memory, whose requests name their peers.
@@ -175,6 +179,9 @@ pub struct WatchedEndpoint {
     pub context: usize,
 }
 
+/// A failed request: its endpoint, its entry, and when that was read.
+type Failed = (usize, CdescCommon, Instant);
+
 /// What the watcher checks for one `createContext`.
 pub struct Watch {
     /// The GIN context's handle.
@@ -199,8 +206,8 @@ pub struct Watch {
     pub isolation: Option<Arc<Isolation>>,
     /// Whether the program can acknowledge lost ranks; NCCL's programs can't.
     pub acknowledges: bool,
-    /// Failed requests to ranks that may be lost: endpoint, entry, time.
-    pub suspects: Vec<(usize, CdescCommon, Instant)>,
+    /// Failed requests to ranks that may be lost.
+    pub suspects: Vec<Failed>,
     /// With emulated signals: the signal proxy's progress, and the inboxes.
     pub proxy: Option<(Pulse, Vec<Arc<Served>>)>,
     /// What becomes of the report.
@@ -282,36 +289,46 @@ pub enum Report {
 unsafe impl Send for Watch {}
 
 impl Watch {
+    /// Watches no queue yet.
+    #[cfg(test)]
+    pub(crate) fn of(handle: usize, nranks: usize) -> Self {
+        Self {
+            handle,
+            rank: 0,
+            nranks,
+            endpoints: Vec::new(),
+            targets: Vec::new(),
+            stop: StopWord::on_cpu(),
+            report: Report::Clean,
+            failure: None,
+            lost: None,
+            isolation: None,
+            acknowledges: false,
+            suspects: Vec::new(),
+            proxy: None,
+            output: Output::Log,
+        }
+    }
+
     /// Drains every queue, reads every error counter once, and checks the signal proxy and the other ranks. Returns
     /// true if a queue had completions, or if a failure's entry may follow.
     pub(crate) fn round(&mut self, now: Instant) -> bool {
         let mut busy = false;
-        let mut failure = None;
         let mut failed = std::mem::take(&mut self.suspects);
         for (i, endpoint) in self.endpoints.iter_mut().enumerate() {
             while let Some(entry) = endpoint.cq.poll() {
                 busy = true;
-                // After a failure the card flushes requests, so any other status is the cause.
                 if entry.status != CompStatus::Ok.raw() {
                     endpoint.failures.fetch_add(1, Ordering::Relaxed);
-                    if self.isolation.is_some() {
-                        failed.push((i, entry, now));
-                        continue;
-                    }
-                    let better = failure.is_none_or(|(_, first): (usize, CdescCommon)| {
-                        first.status == CompStatus::Flushed.raw() && entry.status != first.status
-                    });
-                    if better {
-                        failure = Some((i, entry));
-                    }
+                    failed.push((i, entry, now));
                 }
             }
         }
         if let Some(isolation) = self.isolation.clone() {
-            failure = self.isolate(&isolation, failed, now);
-            busy |= !self.suspects.is_empty();
+            failed = self.isolate(&isolation, failed, now);
         }
-        if let Some((i, entry)) = failure {
+        // After a failure the card flushes requests, so any other status is the cause.
+        if let Some((i, entry, _)) = failed.into_iter().min_by_key(|(_, entry, _)| is_flushed(entry)) {
             self.fail();
             if self.report != Report::Done {
                 let text = self.describe(i, entry);
@@ -392,24 +409,19 @@ impl Watch {
         }
     }
 
-    /// Sorts failed requests by their peers, and tells the kernels of lost ranks. Returns a failure that isn't due to
-    /// one.
-    fn isolate(
-        &mut self,
-        isolation: &Isolation,
-        failed: Vec<(usize, CdescCommon, Instant)>,
-        now: Instant,
-    ) -> Option<(usize, CdescCommon)> {
-        let mut failure = None;
+    /// Sorts failed requests by their peers, and tells the kernels of lost ranks. Returns the failures that aren't due
+    /// to one.
+    fn isolate(&mut self, isolation: &Isolation, failed: Vec<Failed>, now: Instant) -> Vec<Failed> {
+        let mut failures = Vec::new();
         for (i, entry, at) in failed {
-            match isolation.judge(entry.status, entry.req_id) {
+            match judge(entry.status, entry.req_id, self.nranks) {
                 Verdict::Lost(rank) => {
-                    isolation.add(rank, || self.describe(i, entry));
+                    isolation.lost.add(rank, || self.describe(i, entry));
                     isolation.count(i, rank);
                 }
-                Verdict::Suspect(rank) if isolation.is_lost(rank) => isolation.count(i, rank),
+                Verdict::Suspect(rank) if isolation.lost.reason(rank).is_some() => isolation.count(i, rank),
                 Verdict::Suspect(_) if now < at + SUSPECT_LIMIT => self.suspects.push((i, entry, at)),
-                Verdict::Suspect(_) | Verdict::Failure => failure = failure.or(Some((i, entry))),
+                Verdict::Suspect(_) | Verdict::Failure => failures.push((i, entry, at)),
             }
         }
         for (rank, reason) in isolation.publish() {
@@ -423,11 +435,11 @@ impl Watch {
                 crate::warn!("rank {}: rank {rank} is lost: {reason}. Posts to it are refused, and {then}", self.rank);
             }
         }
-        if let Some(reason) = isolation.given_up().filter(|_| self.report != Report::Done) {
+        if let Some(reason) = isolation.lost.given_up().filter(|_| self.report != Report::Done) {
             self.fail();
             self.report(reason);
         }
-        failure
+        failures
     }
 
     /// Reports the context's first failure.

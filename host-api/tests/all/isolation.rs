@@ -2,7 +2,7 @@
 //! data, know its name, and post to it no more.
 #![allow(unsafe_code)]
 
-use crate::common::{dist, is_child, job, on_software_card, text, this_test};
+use crate::common::{alone, dist, is_child, job, on_software_card, ranks, text, this_test};
 use ferrogin::device::{Action, Context as Gin, Flags, Status};
 use ferrogin::{Comm, Context, ContextOptions, Memory, Options, PeerFailure, Window};
 use ferrogin_ffi::ext::RANK_ID;
@@ -316,6 +316,24 @@ fn others_go_on_without_lost_ranks_in_many_runs() {
     lose_many("others_go_on_without_lost_ranks_in_many_runs", repetitions("FERROGIN_LOSSES", 16, 200));
 }
 
+#[test]
+fn ranks_with_different_policies_are_refused() {
+    alone("ranks_with_different_policies_are_refused", &[], || {
+        let errors = ranks(2, |comm| {
+            let on_peer_failure = Some([PeerFailure::Isolate, PeerFailure::Abort][comm.rank()]);
+            let context = comm.context(&ContextOptions { on_peer_failure, ..ContextOptions::default() });
+            context.err().expect("an error").to_string()
+        });
+        let expected = [
+            "rank 1 does not isolate lost ranks in this context, and rank 0 isolates them",
+            "rank 0 isolates lost ranks in this context, and rank 1 does not isolate them",
+        ];
+        for (error, expected) in errors.iter().zip(expected) {
+            assert!(error.contains(expected), "{error}");
+        }
+    });
+}
+
 /// The rank whose requests fail, the one that they are for, and one that has nothing to do with it.
 const POSTER: usize = 0;
 const PEER: usize = 1;
@@ -348,7 +366,9 @@ fn rank_with_failing_requests(is_loss: bool, ends: bool) {
                 acknowledge();
                 assert_eq!((put(PEER), put(OTHER), gin.flush()), (Err(Status::PeerLost), Ok(()), Ok(())));
                 context.check().expect("no failure");
+                window.check_unused().expect("no outstanding request");
                 gin.wait_signal(0, 1).expect("the other rank's signal");
+                put(OTHER).expect("a post before the context is destroyed");
             } else {
                 assert_eq!(gin.flush(), Err(Status::Aborted));
                 assert!(put(OTHER).and_then(|()| gin.flush()).is_err(), "the context has ended");
@@ -368,6 +388,7 @@ fn rank_with_failing_requests(is_loss: bool, ends: bool) {
             acknowledge();
             gin.wait_signal(0, 1).expect("the first rank's signal");
             put(POSTER).and_then(|()| gin.flush()).expect("a put to the first rank");
+            gin.wait_signal(0, 2).expect("the signal of the post before the end");
         }
         // Both hear that the first one has closed its communicator.
         _ => assert_eq!(gin.wait_signal(0, 1), Err(Status::PeerLost)),
@@ -383,7 +404,8 @@ fn status_means(test: &str, status: u8, is_loss: bool, ends: bool, signals: &str
         let mut command = this_test(test, &dist);
         command.env("FERROGIN_SIGNALS", signals).env(HOW, format!("{is_loss} {ends}"));
         if rank == POSTER {
-            command.env("SOFTEFA_FAULTS", format!("seed=1,error_every=1,error_status={status},error_id={id}"));
+            let slow = "close_drops,delay_us=20000..30000";
+            command.env("SOFTEFA_FAULTS", format!("seed=1,error_every=1,error_status={status},error_id={id},{slow}"));
         }
         command
     });

@@ -91,16 +91,13 @@ struct Queue<'a> {
 }
 
 impl Queue<'_> {
-    /// Reads the counters. Returns the number of requests that have completed since the last check.
+    /// Reads the counters. Returns the number of requests that have ended since the last check.
     fn check(&mut self) -> u32 {
         let (memory, before) = (&*self.context.memory.card, self.requests);
         let isolates = self.context.isolation.is_some();
         self.failed |= !isolates && self.endpoint.has_failed(memory, self.start);
-        let completed = self.endpoint.completed(memory);
-        // Requests to lost ranks end too.
-        let failures = if isolates { self.endpoint.failures(memory, self.start) } else { 0 };
-        let completed = completed.map(|all| all.wrapping_add(failures));
-        self.requests = completed.map_or(0, |all| incomplete(self.posted, all as u32, self.endpoint.sq.num_entries));
+        let ended = self.endpoint.ended(memory, self.start, isolates);
+        self.requests = ended.map_or(0, |ended| incomplete(self.posted, ended, self.endpoint.sq.num_entries));
         before.saturating_sub(self.requests)
     }
 }

@@ -117,8 +117,7 @@ impl RankContexts {
             let scratch = (head.scratch_addr.get(), head.scratch_rkey.get());
             Some(PeerContext { scratch, gid: head.gid, signals, endpoints })
         })?;
-        let listener = (!bytes.is_empty()).then(|| take(bytes));
-        let listener = if let Some(listener) = listener { Some(listener?) } else { None };
+        let listener = if bytes.is_empty() { None } else { Some(take(bytes)?) };
         bytes.is_empty().then_some(Self { contexts, listener })
     }
 }

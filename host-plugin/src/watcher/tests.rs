@@ -1,7 +1,10 @@
 use super::*;
+use crate::device::cpu::CpuDevice;
+use crate::device::{Device, DeviceBuffer, Use};
+use crate::isolation::Tables;
 use crate::registry::{self, Kind};
 use efa_dp_direct::wire::CdescFlags;
-use ferrogin_test_support::wait::wait_until;
+use ferrogin_test_support::{child, wait::wait_until};
 use std::sync::atomic::AtomicU64;
 
 /// A completion queue that a test fills as the card does.
@@ -111,9 +114,6 @@ fn failure_just_before_the_end_of_a_watch_is_reported() {
 
 fn watch_of(ring: &mut Ring, errors: &AtomicU64, handle: usize) -> Watch {
     Watch {
-        handle,
-        rank: 0,
-        nranks: 3,
         endpoints: vec![WatchedEndpoint {
             name: (0, Role::Signal(4)),
             cq: ring.reader(),
@@ -124,15 +124,7 @@ fn watch_of(ring: &mut Ring, errors: &AtomicU64, handle: usize) -> Watch {
             context: 0,
         }],
         targets: vec![(0..6).map(|i| Target { ah: i, qpn: 10 + i, qkey: 1 }).collect()],
-        stop: StopWord::on_cpu(),
-        report: Report::Clean,
-        failure: None,
-        lost: None,
-        isolation: None,
-        acknowledges: false,
-        suspects: Vec::new(),
-        proxy: None,
-        output: Output::Log,
+        ..Watch::of(handle, 3)
     }
 }
 
@@ -229,6 +221,18 @@ fn message_has_operation_and_fix_of_the_failure() {
 }
 
 #[test]
+fn cause_is_reported_rather_than_flushed_requests() {
+    let (mut ring, errors) = (Ring::new(8, 32), AtomicU64::new(0));
+    let mut watch = watch_of(&mut ring, &errors, 0);
+    watch.output = Output::Closer(None);
+    for (rank, status) in [(0, CompStatus::Flushed), (2, CompStatus::RemoteAbort), (1, CompStatus::RemoteAbort)] {
+        ring.push(rank, status);
+    }
+    watch.round(Instant::now());
+    assert!(matches!(watch.output, Output::Closer(Some(text)) if text.contains("a write to rank 2 ")));
+}
+
+#[test]
 fn error_counter_alone_raises_fault_and_abort_flag() {
     let (mut ring, errors) = (Ring::new(8, 32), AtomicU64::new(0));
     let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
@@ -267,4 +271,104 @@ fn thread_reports_failures_and_ends_with_last_watch() {
     drop(guard);
     assert!(!table().watches.values().any(|watch| watch.handle == handle as usize));
     registry::remove::<()>(handle, Kind::Context).unwrap();
+}
+
+/// Runs `body` with a watch that isolates peers, its two endpoints' rings, and the first one's error counter.
+fn with_isolated_peers(body: impl FnOnce(&mut Watch, &LostRanks, &mut Ring, &AtomicU64)) {
+    let (mut ring, errors) = (Ring::new(64, 32), AtomicU64::new(0));
+    let (mut other_ring, other_errors) = (Ring::new(8, 32), AtomicU64::new(0));
+    let handle = registry::insert(Kind::Context, Arc::new(())).unwrap();
+    let mut watch = watch_of(&mut ring, &errors, handle as usize);
+    watch.endpoints.append(&mut watch_of(&mut other_ring, &other_errors, 0).endpoints);
+    let (device, lost) = (CpuDevice::new(false), Arc::<LostRanks>::default());
+    let buffer: Arc<dyn DeviceBuffer> = device.allocate(16, Use::Card).unwrap().into();
+    let words = watch.stop.words_before(&device, buffer);
+    let tables = Tables { words, targets: Vec::new(), losses: vec![0, 8], stop: watch.stop.clone() };
+    watch.isolation = Some(Arc::new(Isolation::new(lost.clone(), watch.nranks, tables)));
+    watch.output = Output::Closer(None);
+    body(&mut watch, &lost, &mut ring, &errors);
+    let has_failed = watch.report == Report::Done;
+    assert_eq!((registry::fault(handle, Kind::Context), watch.stop.is_raised()), (Ok(has_failed), has_failed));
+    assert!(matches!(watch.output, Output::Closer(text) if text.is_some() == has_failed));
+    registry::remove::<()>(handle, Kind::Context).unwrap();
+}
+
+#[test]
+fn failed_requests_to_lost_ranks_are_counted_and_end_nothing_else() {
+    let test = "failed_requests_to_lost_ranks_are_counted_and_end_nothing_else";
+    let body = |watch: &mut Watch, lost: &LostRanks, ring: &mut Ring, errors: &AtomicU64| {
+        watch.output = Output::Log;
+        let (isolation, mut now) = (watch.isolation.clone().unwrap(), Instant::now());
+        let mut rounds = |watch: &mut Watch| {
+            for _ in 0..=2 * ENTRY_ROUNDS {
+                now += Duration::from_millis(1);
+                watch.round(now);
+            }
+        };
+        // The card counts the failure before it writes the entry.
+        errors.store(1, Ordering::Relaxed);
+        watch.round(Instant::now());
+        ring.push(RANK_ID | 1, CompStatus::RemoteAbort);
+        rounds(watch);
+        assert!(lost.reason(1).unwrap().starts_with("a write to rank 1 "), "{lost:?}");
+        // An address that isn't registered, as that rank has ended.
+        errors.store(2, Ordering::Relaxed);
+        ring.push(RANK_ID | 1, CompStatus::RemoteBadAddress);
+        rounds(watch);
+        assert_eq!((isolation.counted(0), watch.suspects.len()), (2, 0));
+        // While the context closes, a loss is no news. Rank 2 may have ended, and the others say so.
+        watch.output = Output::Closer(None);
+        errors.store(3, Ordering::Relaxed);
+        ring.push(RANK_ID | 2, CompStatus::RemoteBadAddress);
+        rounds(watch);
+        assert_eq!((isolation.counted(0), watch.suspects.len()), (2, 1));
+        lost.add(2, || "it has ended".to_owned());
+        rounds(watch);
+        assert_eq!((isolation.counted(0), watch.suspects.len()), (3, 0));
+        assert_eq!((isolation.lost_ranks(), watch.report), (vec![1, 2], Report::Clean));
+        assert_eq!(watch.endpoints[0].failures.load(Ordering::Relaxed), 3);
+    };
+    let lines = child::run(test, &[], || with_isolated_peers(body));
+    assert!(lines.is_none_or(|lines| lines.matches(" is lost: ").count() == 1));
+}
+
+#[test]
+fn failure_that_no_lost_rank_explains_ends_a_context_that_isolates_peers() {
+    // The others don't say that the ranks are lost.
+    with_isolated_peers(|watch, _, ring, errors| {
+        let now = Instant::now();
+        errors.store(2, Ordering::Relaxed);
+        [2, 1].into_iter().for_each(|rank| ring.push(RANK_ID | rank, CompStatus::RemoteBadAddress));
+        for at in [Duration::ZERO, SUSPECT_LIMIT - Duration::from_millis(1)] {
+            watch.round(now + at);
+            assert_eq!((watch.report, watch.suspects.len()), (Report::Clean, 2));
+        }
+        watch.round(now + SUSPECT_LIMIT);
+        assert!(matches!(&watch.output, Output::Closer(Some(text)) if text.contains("a write to rank 2 ")));
+    });
+    with_isolated_peers(|watch, _, ring, errors| {
+        errors.store(1, Ordering::Relaxed);
+        ring.push(RANK_ID | 1, CompStatus::LocalInvalidLkey);
+        watch.round(Instant::now());
+        assert_eq!(watch.report, Report::Done);
+    });
+    // The entry never comes.
+    with_isolated_peers(|watch, _, _, errors| {
+        errors.store(1, Ordering::Relaxed);
+        for _ in 0..=ENTRY_ROUNDS {
+            watch.round(Instant::now());
+            assert!(matches!(watch.report, Report::Counted(_, Some(0))) && !watch.stop.is_raised());
+        }
+        watch.round(Instant::now());
+        assert_eq!(watch.report, Report::Done);
+    });
+    with_isolated_peers(|watch, lost, _, _| {
+        lost.give_up("the others go on".to_owned());
+        lost.give_up("later".to_owned());
+        watch.round(Instant::now());
+        let output = std::mem::replace(&mut watch.output, Output::Closer(None));
+        assert_eq!(output, Output::Closer(Some("the others go on".to_owned())));
+        watch.round(Instant::now());
+        assert_eq!(std::mem::replace(&mut watch.output, output), Output::Closer(None), "reported once");
+    });
 }
