@@ -140,10 +140,13 @@ fn check(args: &CheckArgs) -> Result<ExitCode, String> {
         );
     }
     print(args, &reports, excepted.len())?;
-    if reports.iter().any(|report| !report.kind.is_note()) {
-        return Ok(ExitCode::FAILURE);
+    if reports.iter().all(|report| report.kind.is_note()) {
+        return failure.map_or(Ok(ExitCode::SUCCESS), Err);
     }
-    failure.map_or(Ok(ExitCode::SUCCESS), Err)
+    if let Some(failure) = failure {
+        eprintln!("ferrogin check: {failure}");
+    }
+    Ok(ExitCode::FAILURE)
 }
 
 /// Runs the program once. Returns how it failed, if it did.
@@ -160,6 +163,8 @@ fn run_once(args: &CheckArgs, seed: u32, gpu: &OsString, records: &Path) -> Resu
     };
     default("FERROGIN_PROVIDER", "softefa".into());
     default("FERROGIN_DEVICE", "cuda".into());
+    // A kernel's records are written when it ends.
+    default("SOFTGPU_WATCHDOG", "600".into());
     if args.seeds > 1 {
         default("SOFTEFA_FAULTS", format!("seed={},reorder=64", seed + 1));
         command.env("SOFTGPU_SEED", (SEED_STEP * seed).to_string());

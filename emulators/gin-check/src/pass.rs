@@ -131,7 +131,13 @@ impl<'a> Pass<'a> {
     pub fn facts(&self, at: usize) -> Facts {
         let moment = &self.run.moments[at];
         let mut facts = self.starts.get(&moment.launch).unwrap_or(&self.hosts).clone();
-        for (key, waits) in self.waits.get(&moment.launch).into_iter().flatten() {
+        let Some(waits) = self.waits.get(&moment.launch) else { return facts };
+        // A thread knows of waits in its own block, and in those that its clock names.
+        let mut blocks: Vec<Key> = moment.clock.entries().iter().map(|entry| entry.0 >> 16).collect();
+        blocks.push(moment.key >> 16);
+        blocks.sort_unstable();
+        blocks.dedup();
+        for (key, waits) in blocks.into_iter().flat_map(|block| waits.range(block << 16..(block + 1) << 16)) {
             let known = |wait: usize| {
                 *key == moment.key && wait < at || moment.clock.covers(*key, self.run.moments[wait].stamp)
             };

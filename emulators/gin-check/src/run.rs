@@ -362,7 +362,10 @@ impl Run {
                 self.processes[process].regions.push(range);
             }
             Event::RegionGone { card, key } => {
-                if let Some(range) = names.regions.remove(&(card, key)) {
+                let gone = names.regions.remove(&(card, key));
+                // Bytes that are registered twice stay registered.
+                let stays = |range: &Range| names.regions.values().any(|other| other.common(range) == range.bytes);
+                if let Some(range) = gone.filter(|range| !stays(range)) {
                     host(What::Access { flags: WRITES, range, value: 0, name: "deregistration of this memory" });
                 }
             }
@@ -428,12 +431,21 @@ impl Run {
     /// Finds the post of each request: the last one to its slot before the card took it.
     fn match_posts(&mut self) {
         let mut slots: HashMap<(usize, u64), Vec<usize>> = HashMap::new();
-        for (at, moment) in self.moments.iter().enumerate() {
-            if let What::Post { slot, .. } = moment.what {
-                slots.entry((moment.process, slot / 64)).or_default().push(at);
+        // A process that is killed leaves no records of the kernels that it runs then.
+        let mut killed: HashMap<u32, (usize, u64)> = HashMap::new();
+        for (at, Moment { process, launch, time, what, .. }) in self.moments.iter().enumerate() {
+            if let What::Began = what {
+                killed.insert(*launch, (*process, *time));
+                continue;
+            }
+            killed.remove(launch);
+            if let What::Post { slot } = what {
+                slots.entry((*process, slot / 64)).or_default().push(at);
             }
         }
-        for request in &mut self.requests {
+        let is_lost =
+            |of: &Request| killed.values().any(|&(process, began)| process == of.process && began <= of.taken);
+        for request in self.requests.iter_mut().filter(|request| !is_lost(request)) {
             let queue = &self.queues[request.queue];
             let slot = queue.ring + request.index % queue.slots.max(1) * queue.slot_bytes;
             let found = slots.get(&(request.process, slot / 64)).into_iter().flatten().rev();

@@ -377,6 +377,52 @@ fn a_source_is_freed_or_deregistered_after_a_flush() {
 }
 
 #[test]
+fn bytes_that_stay_registered_may_still_be_a_source() {
+    let mut world = World::new();
+    let region = |key| Event::Region { card: 1, key, address: WINDOW + 0x1000, bytes: 8 };
+    (5..7).for_each(|key| world.card(0, region(key)));
+    world.put(0, 1, 0, false);
+    world.gpu(0, Event::Ended { launch: 0 });
+    world.card(0, Event::RegionGone { card: 1, key: 5 });
+    assert_eq!(world.reports(), []);
+    world.card(0, Event::RegionGone { card: 1, key: 6 });
+    assert_eq!(world.reports(), [("source", lines(&[1]))]);
+}
+
+#[test]
+fn a_killed_kernels_requests_arent_taken_for_earlier_posts() {
+    for killed in [false, true] {
+        let mut world = World::new();
+        world.put(0, 1, 0, false);
+        world.wait(1, 1);
+        world.gpu(0, Event::Ended { launch: 0 });
+        if killed {
+            world.gpu(0, Event::Launch { launch: 1, kernel: "kernel".into() });
+        }
+        // The slot's next request.
+        world.card(
+            0,
+            Event::Taken {
+                card: 1,
+                request: 200,
+                queue: 1,
+                index: 64,
+                operation: Operation::Write,
+                peer: 2,
+                peer_queue: 1,
+                local: WINDOW,
+                remote: WINDOW + 64,
+                bytes: 8,
+                inline: false,
+            },
+        );
+        world.access(1, 2, 64, false);
+        let reads = world.reports().into_iter().any(|report| report == ("read", lines(&[1, 2])));
+        assert_eq!(reads, !killed);
+    }
+}
+
+#[test]
 fn a_context_is_closed_after_what_its_peers_send() {
     let closed = |lines| ("closed", lines);
     for (waits, flushes, expected) in [
