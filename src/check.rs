@@ -4,13 +4,17 @@ use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Command, ExitCode, ExitStatus, Stdio};
 
 use gin_check::event::{Event, Record, decode, directory};
 use gin_check::join::{MAX_REQUESTS, join};
 use gin_check::report::{Exception, Report, merge};
+use mini_nccl::bootstrap::Identity;
+use nix::sys::signal::{SigSet, SigmaskHow, Signal, kill};
+use nix::sys::signalfd::SignalFd;
+use nix::unistd::Pid;
 
 use crate::verbs;
 
@@ -50,7 +54,7 @@ impl Records {
         let parent = std::env::temp_dir();
         nix::unistd::mkdtemp(&parent.join(name)).map(Self).map_err(|error| {
             format!(
-                "cannot make a directory for records in {}: {error}. TMPDIR may name another place",
+                "cannot make a directory for records in {}: {error}. Set TMPDIR to a directory that this user may write",
                 parent.display()
             )
         })
@@ -68,7 +72,7 @@ impl Records {
             if !matches!(records.first(), Some(Record { event: Event::Process { .. }, .. })) {
                 let place = std::env::temp_dir();
                 return Err(format!(
-                    "a process could not write all its records, so nothing was checked. If {} is full, let TMPDIR name another place",
+                    "a process could not write all its records, so nothing was checked. If {} is full, set TMPDIR to another directory",
                     place.display()
                 ));
             }
@@ -106,6 +110,13 @@ fn check(args: &CheckArgs) -> Result<ExitCode, String> {
     if directory().is_some() {
         return Err(
             "this is a part of a program that is being checked: run `ferrogin check` once, around all of it".into()
+        );
+    }
+    if Identity::from_env().ok().flatten().is_some_and(|own| own.nranks > 1) {
+        return Err(
+            "this is one rank of a job, and the check needs all of them: run `ferrogin check` around the launcher, \
+                    as in `ferrogin check -- ferrogin run -n 2 -- PROGRAM`"
+                .into(),
         );
     }
     let gpu = verbs::library_path(verbs::directory("gpu", "libcuda.so.1")?);
@@ -177,19 +188,56 @@ fn run_once(args: &CheckArgs, seed: u32, gpu: &OsString, records: &Path) -> Resu
         command.stdout(stderr.map_err(|error| format!("standard error: {error}"))?);
     }
     let name = program.to_string_lossy();
-    let status = command.status().map_err(|error| format!("cannot run {name}: {error}"))?;
-    Ok(match (status.code(), status.signal()) {
+    let status = match run_program(&mut command).map_err(|error| format!("cannot run {name}: {error}"))? {
+        Waited::Ended(status) => status,
+        Waited::Interrupted(signal) => return Err(format!("interrupted by {signal}: nothing was checked")),
+    };
+    Ok(match (status.code(), status.signal().map(Signal::try_from)) {
         (Some(0), _) => None,
         (Some(code), _) => Some(format!("{name} exited with {code}")),
-        (None, signal) => Some(format!("{name} was ended by signal {}", signal.unwrap_or(0))),
+        (None, Some(Ok(signal))) => Some(format!("{name} was killed by {signal}")),
+        (None, _) => Some(format!("{name} ended: {status}")),
     })
+}
+
+/// How the program ended.
+enum Waited {
+    Ended(ExitStatus),
+    /// This process got a signal, and has ended the program.
+    Interrupted(Signal),
+}
+
+/// Runs the program. A signal that would end this process ends the program first, so that the records can be removed.
+#[allow(unsafe_code)]
+fn run_program(command: &mut Command) -> io::Result<Waited> {
+    let signals: SigSet = [Signal::SIGCHLD, Signal::SIGINT, Signal::SIGTERM].into_iter().collect();
+    let mask = signals.thread_swap_mask(SigmaskHow::SIG_BLOCK)?;
+    let descriptor = SignalFd::new(&signals)?;
+    // SAFETY: the hook is async-signal-safe: it makes one system call, and its errors allocate no memory.
+    unsafe { command.pre_exec(move || Ok(mask.thread_set_mask()?)) };
+    let mut child = command.spawn()?;
+    let mut interrupted = None;
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        let got = descriptor.read_signal()?.and_then(|got| Signal::try_from(got.ssi_signo.cast_signed()).ok());
+        if got.is_some_and(|signal| signal != Signal::SIGCHLD) {
+            // The second signal kills a program that ignores the first.
+            let sent = if interrupted.is_some() { Signal::SIGKILL } else { Signal::SIGTERM };
+            interrupted = interrupted.or(got);
+            kill(Pid::from_raw(child.id().cast_signed()), sent)?;
+        }
+    };
+    mask.thread_set_mask()?;
+    Ok(interrupted.map_or(Waited::Ended(status), Waited::Interrupted))
 }
 
 fn nothing_checked(failure: Option<&str>) -> String {
     let why = "nothing was checked: the program has to launch kernels through libcuda.so.1; kernels on CPU threads aren't checked";
     failure.map_or_else(
         || why.into(),
-        |failure| format!("{failure} before its first kernel. If it ends well without the check, {why}"),
+        |failure| format!("{failure} before its first kernel. If it succeeds without the check, {why}"),
     )
 }
 

@@ -45,7 +45,7 @@ fn program_without_kernels_is_not_called_right() {
         assert!(error.contains("nothing was checked: the program has to launch kernels"), "{error}");
     }
     let error = error(&dist, &[], &recorded("kill -9 $$"));
-    assert!(error.contains("sh was ended by signal 9 before its first kernel"), "{error}");
+    assert!(error.contains("sh was killed by SIGKILL before its first kernel"), "{error}");
 }
 
 #[test]
@@ -86,5 +86,25 @@ fn a_kernel_that_never_ends_is_ended() {
     for (set, expected) in [("", "600"), ("7", "7")] {
         let error = error(&dist, &[("SOFTGPU_WATCHDOG", set)], "echo limit=$SOFTGPU_WATCHDOG >&2");
         assert!(error.contains(&format!("limit={expected}\n")), "{error}");
+    }
+}
+
+#[test]
+fn check_of_one_rank_of_a_job_is_refused() {
+    let Some(dist) = dist("check_of_one_rank_of_a_job_is_refused") else { return };
+    let error = error(&dist, &[("FERROGIN_RANK", "0"), ("FERROGIN_NRANKS", "2")], "true");
+    assert!(error.contains("run `ferrogin check` around the launcher"), "{error}");
+}
+
+#[test]
+fn check_that_is_interrupted_ends_its_program_and_leaves_no_records() {
+    let Some(dist) = dist("check_that_is_interrupted_ends_its_program_and_leaves_no_records") else { return };
+    let records = Path::new(env!("CARGO_TARGET_TMPDIR")).join("interrupted-check");
+    std::fs::create_dir_all(&records).expect("the directory is made");
+    for signal in ["INT", "TERM"] {
+        let script = recorded(&format!("kill -{signal} $PPID; exec sleep 20"));
+        let error = error(&dist, &[("TMPDIR", records.to_str().expect("a path in UTF-8"))], &script);
+        assert!(error.contains(&format!("interrupted by SIG{signal}")), "{error}");
+        assert_eq!(std::fs::read_dir(&records).expect("the directory is there").count(), 0);
     }
 }
