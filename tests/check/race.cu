@@ -116,6 +116,24 @@ KERNEL(grid_fence_of_a_block) {
   }
 }
 
+// A function without registers.
+__device__ __attribute__((noinline)) void fence_in_a_function() {
+  FENCE("gpu");
+}
+
+KERNEL(grid_fence_in_a_function) {
+  if (is(0) && blockIdx.x == 0) {
+    a.memory[0] = 7;  // CHECK race
+    FIX(fence_in_a_function();)
+    STORE("relaxed.gpu", &a.memory[32], 1);
+    BUG(fence_in_a_function();)
+  }
+  if (is(0) && blockIdx.x == 1) {
+    while (LOAD("acquire.gpu", &a.memory[32]) == 0) {}
+    EXPECT(READ(a.memory[0]) == 7);  // CHECK race
+  }
+}
+
 // The race of nccl_ep 0.1.0: what the releasing add announces is stored after it.
 KERNEL(count_after_release) {
   __shared__ uint32_t count;
