@@ -1,6 +1,7 @@
 //! What is known at a moment: which requests have completed, and what of the launches has happened.
 
 use crate::clock::{Clock, Key, joined};
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 
@@ -63,39 +64,55 @@ impl Facts {
     /// many of them know that the others count less.
     pub fn of_any(arrivals: &[(u64, Rc<Self>)], least: u64) -> Self {
         let total: u64 = arrivals.iter().map(|arrival| arrival.0).sum();
-        let certain = |knows: &dyn Fn(&Self) -> bool| {
-            let with: u64 = arrivals.iter().filter(|arrival| knows(&arrival.1)).map(|arrival| arrival.0).sum();
-            total - with < least
-        };
         let mut all = Self::default();
         arrivals.iter().for_each(|arrival| all.join(&arrival.1));
         if arrivals.iter().all(|arrival| total - arrival.0 < least) {
             return all;
         }
-        let mut facts = Self::default();
-        let requests = (0..all.done.len() * 64).filter(|&request| all.has(request));
-        requests.filter(|&request| certain(&|facts| facts.has(request))).for_each(|request| facts.complete(request));
+        let mut facts = Self { done: vec![0; all.done.len()], ..Self::default() };
+        for (at, done) in facts.done.iter_mut().enumerate() {
+            // In a loop, most arrivals know the same here as the one before.
+            let mut counts: Vec<(u64, u64)> = Vec::new();
+            for (count, known) in arrivals {
+                let word = known.done.get(at).copied().unwrap_or(0);
+                match counts.last_mut() {
+                    Some(last) if last.0 == word => last.1 += count,
+                    _ => counts.push((word, *count)),
+                }
+            }
+            for bit in 0..64 {
+                let without: u64 = counts.iter().filter(|(word, _)| word >> bit & 1 == 0).map(|(_, count)| count).sum();
+                *done |= u64::from(without < least) << bit;
+            }
+        }
         for (&launch, clock) in &all.launches {
-            if certain(&|facts| facts.launches.get(&launch).is_some_and(Option::is_none)) {
+            let mut keys = clock.as_deref().cloned().unwrap_or_default();
+            for (_, known) in arrivals {
+                // Of a launch that has ended in what some know, what others know for certain is in their clocks.
+                if let Some(Some(clock)) = known.launches.get(&launch) {
+                    clock.entries().iter().for_each(|&(key, stamp)| keys.raise(key, stamp));
+                }
+            }
+            // The latest stamp that enough of them know.
+            let certain = |stamp_of: &dyn Fn(&Self) -> u32| {
+                let mut stamps: Vec<_> =
+                    arrivals.iter().map(|(count, known)| (Reverse(stamp_of(known)), count)).collect();
+                stamps.sort_unstable();
+                let mut without = total;
+                let enough = stamps.into_iter().find(|(_, count)| {
+                    without -= *count;
+                    without < least
+                });
+                enough.map_or(0, |(Reverse(stamp), _)| stamp)
+            };
+            if certain(&|known| u32::from(known.launches.get(&launch).is_some_and(Option::is_none))) > 0 {
                 facts.end(launch);
                 continue;
             }
-            let mut clock = clock.as_deref().cloned().unwrap_or_default();
-            for arrival in arrivals {
-                // Of a launch that has ended in what some know, what others know for certain is in their clocks.
-                if let Some(Some(known)) = arrival.1.launches.get(&launch) {
-                    known.entries().iter().for_each(|&(key, stamp)| clock.raise(key, stamp));
-                }
-            }
             let mut seen = Clock::default();
-            for &(key, _) in clock.entries() {
-                // The latest stamp that enough of them know.
-                let mut stamps: Vec<u32> = arrivals.iter().flat_map(|arrival| arrival.1.stamps(launch, key)).collect();
-                stamps.sort_unstable_by(|one, other| other.cmp(one));
-                stamps.dedup();
-                if let Some(stamp) =
-                    stamps.into_iter().find(|&stamp| certain(&|facts| facts.covers(launch, key, stamp)))
-                {
+            for &(key, _) in keys.entries() {
+                let stamp = certain(&|known| known.stamp(launch, key));
+                if stamp > 0 {
                     seen.raise(key, stamp);
                 }
             }
@@ -104,9 +121,9 @@ impl Facts {
         facts
     }
 
-    fn stamps(&self, launch: u32, key: Key) -> Option<u32> {
-        let clock = self.launches.get(&launch)?.as_ref()?;
-        Some(clock.seen(key)).filter(|stamp| *stamp > 0)
+    /// The last of what `key` did in a launch that has happened.
+    fn stamp(&self, launch: u32, key: Key) -> u32 {
+        self.launches.get(&launch).map_or(0, |clock| clock.as_ref().map_or(u32::MAX, |clock| clock.seen(key)))
     }
 
     /// Adds what `other` has.
