@@ -14,8 +14,6 @@ const WORKSPACE_TESTS: &[&str] = &["test", "--release", "--workspace", "--exclud
 /// `make test`: every crate's tests, and those of the clients in other languages with one configuration each.
 pub fn test(root: &Path, dist: &Path, shuffle: Option<u64>) -> Vec<Stage> {
     let script = |name, path| script(name, root, path, dist);
-    // Includes the examples, which some tests start.
-    let build = cargo(&[WORKSPACE_TESTS, &["--no-run"]].concat());
     let seed = shuffle.map(|seed| format!("--shuffle-seed={seed}"));
     let for_tests: Vec<&str> = seed.iter().flat_map(|seed| ["-Zunstable-options", seed]).collect();
     let mut tests = workspace_tests("cargo test", dist, &["--lib", "--bins", "--tests"], &for_tests);
@@ -25,7 +23,7 @@ pub fn test(root: &Path, dist: &Path, shuffle: Option<u64>) -> Vec<Stage> {
         tests = tests.env(runner.leak(), "env RUSTC_BOOTSTRAP=1");
     }
     vec![
-        Stage::test("build of the tests", build),
+        build_of_tests(),
         script("python", "python/test.sh"),
         script("NCCL's device code", "tests/foreign/run.sh")
             .env("FOREIGN_RELEASES", "2.32.3")
@@ -62,9 +60,10 @@ pub fn check(root: &Path, dist: &Path) -> (Vec<Stage>, Vec<String>) {
     }
     let mut stages = vec![
         Stage::test("format", format),
+        build_of_tests(),
         script("CUDA kernels", "tests/cuda/run.sh"),
         // Stages whose processes poll run one after the other, alongside stages that build.
-        tests,
+        tests.after("build of the tests"),
         Stage::of_tests("fuzz corpora", cargo(&["test", "--release", "--locked", "-p", "fuzz-harness"]))
             .after("cargo test"),
         Stage::test("lint", lint),
@@ -166,6 +165,11 @@ fn script(name: &'static str, root: &Path, path: &str, dist: &Path) -> Stage {
 fn cargo(arguments: &[&str]) -> Vec<OsString> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     std::iter::once(cargo).chain(arguments.iter().map(OsString::from)).collect()
+}
+
+/// Builds the workspace's tests and the examples, which some tests start.
+fn build_of_tests() -> Stage {
+    Stage::test("build of the tests", cargo(&[WORKSPACE_TESTS, &["--no-run"]].concat()))
 }
 
 /// Returns the workspace's tests, with additional arguments for cargo and for the test programs.
