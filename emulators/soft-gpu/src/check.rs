@@ -13,7 +13,6 @@ use soft_gpu_ptx::{Kernel, Launch, Loaded, Memory, Origin, Program, SourceLine, 
 
 use crate::guard::{lock, log};
 use crate::space;
-use crate::vmm;
 
 /// The record of this process, if it is checked.
 static LOG: LazyLock<Option<Log>> = LazyLock::new(|| Log::create(&directory()?, "gpu").inspect_err(unwritten).ok());
@@ -131,10 +130,10 @@ fn shares(ranges: &[Exported], address: u64) -> bool {
 }
 
 /// Returns the other addresses of exported memory, as of a window among those of its node: from and to, and the address
-/// that was exported.
-fn aliases(ranges: &[Exported]) -> Vec<(u64, u64, u64)> {
+/// that was exported. `mappings` are those of memory files: address, length and inode.
+fn aliases(ranges: &[Exported], mappings: &[(u64, u64, u64)]) -> Vec<(u64, u64, u64)> {
     let mut found = Vec::new();
-    for (start, len, inode) in vmm::mappings() {
+    for &(start, len, inode) in mappings {
         for range in ranges.iter().filter(|range| range.inode == inode && range.offset < len) {
             let bytes = (range.to - range.from).min(len - range.offset);
             let from = start + range.offset;
@@ -172,6 +171,7 @@ pub(crate) fn run(
     memory: &dyn Memory,
     stop: &AtomicBool,
     (number, module): (u64, usize),
+    mappings: &[(u64, u64, u64)],
 ) -> Result<Statistics, Trap> {
     let instructions = {
         let mut known = lock(&MODULES);
@@ -186,7 +186,7 @@ pub(crate) fn run(
     let races = Detector::new(instructions.code.library.clone(), lenient);
     let (place, code) = ((number, instructions.first), &instructions.code);
     let mut recorder = Recorder::new(races, place, code, &shares, &read, &FLUSHED);
-    recorder.aliases = aliases(&ranges);
+    recorder.aliases = aliases(&ranges, mappings);
     let result = soft_gpu_ptx::observe(loaded, kernel, launch, memory, stop, &mut recorder);
     let (races, records, sites) = recorder.finish();
     let mut events = Vec::new();

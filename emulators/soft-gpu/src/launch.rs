@@ -14,6 +14,7 @@ use crate::guard::{In, log};
 use crate::module::MODULES;
 use crate::space::{Kind, Running, View};
 use crate::stream;
+use crate::vmm;
 
 /// The keys in a launch's `extra` list: its end, and the buffer with all parameters and its size.
 const END: usize = 0;
@@ -153,7 +154,7 @@ fn launch(handle: usize, shape: &Shape, stream: usize, arguments: &Arguments) ->
         let _running = Running::begin();
         let (loaded, kernel) = (&module.loaded, &function.kernel);
         let ended = if check::enabled() && !launch.weak {
-            check::run(loaded, kernel, &launch, &view, &NEVER, (number, module.handle))
+            check::run(loaded, kernel, &launch, &view, &NEVER, (number, module.handle), &vmm::mappings())
         } else {
             soft_gpu_ptx::run(loaded, kernel, &launch, &view, &NEVER)
         };
