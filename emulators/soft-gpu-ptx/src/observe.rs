@@ -108,9 +108,7 @@ impl Thread {
         let who = Who { block: place.number(), thread: self.index };
         let (function, pc) = self.position();
         let site = core.sites[function as usize] + pc;
-        // A function without registers has no slots.
-        let base = self.slot_if_any(i.a).unwrap_or(0);
-        let address = base.wrapping_add_signed(i64::from(i.imm));
+        let address = self.slot(i.a).wrapping_add_signed(i64::from(i.imm));
         let mut watched = None;
         match i.op {
             Op::Load { space, .. } => {

@@ -629,6 +629,8 @@ impl Loaded {
         for &function in &kernel.reachable {
             let body = &program.functions[function].body;
             let mut slots = body.slots.clone();
+            // Operands that an instruction doesn't have name the first slot.
+            slots.resize(slots.len().max(1), 0);
             for relocation in &body.relocations {
                 let start = match relocation.target {
                     Symbol::Function(function) => function_address(function),

@@ -193,10 +193,6 @@ impl Thread {
         self.slots[self.at.base as usize + usize::from(slot)]
     }
 
-    pub fn slot_if_any(&self, slot: u16) -> Option<u64> {
-        self.slots.get(self.at.base as usize + usize::from(slot)).copied()
-    }
-
     pub fn set_slot(&mut self, slot: u16, value: u64) {
         let at = self.at.base as usize + usize::from(slot);
         self.slots[at] = value;
