@@ -36,7 +36,7 @@ pub struct Read {
 /// A cell.
 #[derive(Clone, Debug, Default)]
 pub struct Cell {
-    /// The last weak write, and the last strong one after it, which says nothing about who has seen the weak one.
+    /// The last weak write, and the last strong one after it. Who has seen the strong one may not have seen the weak one.
     writes: [Mark; 2],
     first: Read,
     more: Vec<Read>,
